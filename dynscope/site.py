@@ -1,0 +1,46 @@
+"""Places in a model: a `Site` is a module whose output is observed, a `Parameter` is a weight."""
+
+from dataclasses import dataclass
+
+ROLES: tuple[str, ...] = (
+    "embed", "block", "attention", "cross_attention", "ffn", "mixer", "norm", "q", "k", "v", "qkv",
+    "o", "gate", "up", "gate_up", "down", "in", "out", "router", "experts", "conv", "activation",
+    "dropout", "pool", "head", "other",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Site:
+    """A module of the model, by its path, with its place on the depth axis.
+
+    ``role`` is one of `ROLES`; the output of a ``block`` is the residual stream. ``stack`` tells
+    several depth axes apart (an encoder is 0, a decoder 1). ``depth`` is the 0-based index of the
+    block the module belongs to, or -1 outside the blocks. ``type`` is the module's class name,
+    ``dtype`` the output's, ``aliases`` the other names of the same module object.
+    """
+
+    path: str
+    role: str
+    stack: int = 0
+    depth: int = -1
+    type: str = ""
+    dtype: str = ""
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of the model, counted once however many modules share it.
+
+    ``role`` is the role of the module that owns it, ``group`` the index of its optimizer
+    parameter group, or -1 when no optimizer holds it.
+    """
+
+    name: str
+    role: str
+    stack: int = 0
+    depth: int = -1
+    shape: tuple[int, ...] = ()
+    numel: int = 0
+    trainable: bool = True
+    group: int = -1
