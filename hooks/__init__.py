@@ -1,0 +1,1 @@
+"""Everything that touches a live `nn.Module`: recorder, anatomy, schedules, weights."""
