@@ -272,7 +272,7 @@ def _sample(values: Array, counts: Array, method: str) -> tuple[Fit, Floats, Flo
     levels, sizes = np.asarray(values, np.float64), np.asarray(counts, np.float64)
     if not (np.diff(levels) > 0).all():
         levels, place = np.unique(levels, return_inverse=True)
-        sizes = np.bincount(place, weights=sizes)
+        sizes = np.bincount(place, weights=sizes).astype(np.float64)
     total, finite = sizes.sum(), np.isfinite(levels)
     usable = finite & (levels > 0)
     left = sizes[usable].sum()

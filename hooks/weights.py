@@ -114,7 +114,7 @@ def _unreadable(tensor: torch.Tensor) -> str:
 def _sums(flat: torch.Tensor) -> torch.Tensor:
     """Sum, sum of squares and largest magnitude of the finite values."""
     sums = torch.zeros(3, dtype=torch.float64, device=flat.device)
-    for chunk in flat.split(_CHUNK):
+    for chunk in torch.split(flat, _CHUNK):
         finite = chunk.nan_to_num(0.0, 0.0, 0.0).double()
         if finite.numel():
             low, high = finite.aminmax()
@@ -129,7 +129,7 @@ def _count(flat: torch.Tensor, bits: _Bits) -> torch.Tensor:
     bins = (bits.infinity >> bits.dropped) + 1
     counts = torch.zeros(bins, dtype=torch.int64, device=flat.device)
     one = torch.ones((), dtype=torch.int64, device=flat.device)
-    for chunk in flat.split(_CHUNK):
+    for chunk in torch.split(flat, _CHUNK):
         values = chunk if chunk.dtype in _BITS else chunk.float()
         # NaN patterns lie above infinity's: clamped, so that rounding cannot overflow.
         pattern = values.view(bits.integer).int().bitwise_and(_sign_free(bits))
