@@ -1,0 +1,115 @@
+"""The depth axis: which modules repeat, in how many stacks, found by structure or as given."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from fnmatch import translate
+
+from torch.nn.parameter import is_lazy
+
+from dynscope.errors import InputError
+from dynscope.hooks.modules import Node
+
+Stack = list[Node]
+
+# Lists that hold less of the blocks' weights than this are no depth axis: heads, projections.
+_SHARE = 0.05
+
+
+def find_stacks(root: Node) -> list[Stack]:
+    """The outermost lists of repeated modules, each a depth axis, in order of definition.
+
+    Lists whose paths differ in numbers only (ResNet's ``layer1`` to ``layer4``) are one stack.
+    """
+    stacks = _stacks_below(root) or _stacks_below(root, single=True)
+    sizes = [sum(_size(block) for block in stack) for stack in stacks]
+    return [s for s, size in zip(stacks, sizes, strict=True) if size >= _SHARE * max(sizes)]
+
+
+def _stacks_below(node: Node, single: bool = False) -> list[Stack]:
+    found: dict[str, Stack] = {}
+    _collect(node, found, single)
+    return list(found.values())
+
+
+def _collect(node: Node, found: dict[str, Stack], single: bool) -> None:
+    repeated = _repeated(node, single)
+    staged = any(_is_stage(child, node) for child in repeated)
+    for child in node.children:
+        if child in repeated and not staged:
+            found.setdefault(re.sub(r"\d+", "#", child.path), []).append(child)
+        else:
+            _collect(child, found, single)
+
+
+def _repeated(node: Node, single: bool) -> list[Node]:
+    """The children that repeat: a list's, or those of one class and one name but for a number."""
+    candidates = [c for c in node.children if not c.atomic and c.weighted]
+    if "ModuleList" in node.kinds:
+        return candidates
+    if "Sequential" in node.kinds:
+        keys = [child.type for child in candidates]
+    else:
+        candidates = [c for c in candidates if re.search(r"\d", c.name)]
+        keys = [re.sub(r"\d+", "#", c.name) + " " + c.type for c in candidates]
+    if not keys:
+        return []
+    key, count = Counter(keys).most_common(1)[0]
+    enough = count > 1 or (single and "Sequential" in node.kinds)
+    return [c for c, k in zip(candidates, keys, strict=True) if enough and k == key]
+
+
+def _is_stage(child: Node, parent: Node) -> bool:
+    """Whether the repeated modules are inside ``child`` rather than ``child`` itself one of them."""
+    if {"ModuleList", "Sequential"} & set(child.kinds):
+        inner = _repeated(child, single=False)
+        return bool(inner) and len({node.type for node in inner}) == 1
+    listed = {"ModuleList", "Sequential"} & set(parent.kinds)
+    named = any("Stage" in kind for kind in child.kinds)
+    return (named or not listed) and bool(_stacks_below(child))
+
+
+def _size(block: Node) -> int:
+    parameters = (p for node in block.walk() for _, p in node.parameters)
+    return sum(0 if is_lazy(p) else p.numel() for p in parameters)
+
+
+def given_stacks(root: Node, blocks: str | Sequence[str]) -> list[Stack]:
+    """The stacks a user names: one for each pattern that matches several modules or a list.
+
+    Paths of single blocks make one stack together.
+    """
+    nodes = {node.path: node for node in root.walk() if node is not root}
+    stacks: list[Stack] = []
+    singles: Stack = []
+    for pattern in [blocks] if isinstance(blocks, str) else blocks:
+        found = [nodes[path] for path in matching(pattern, nodes, what="module")]
+        if len(found) == 1 and {"ModuleList", "Sequential"} & set(found[0].kinds):
+            stacks.append(found[0].children)
+        elif len(found) == 1:
+            singles += found
+        else:
+            stacks.append(found)
+    return stacks + [singles] if singles else stacks
+
+
+def matching(pattern: str, paths: Iterable[str], what: str) -> list[str]:
+    """The paths that a pattern matches, or else, or raises `InputError`.
+
+    It is read as a path, then as a glob whose ``*`` stands for one part of a path and ``**`` for
+    any number, then as a regular expression for the whole path.
+    """
+    paths = list(paths)
+    if pattern in paths:
+        return [pattern]
+    glob = translate(pattern).replace(".*", "[^.]*").replace("[^.]*[^.]*", ".*")
+    found = [path for path in paths if re.match(glob, path)]
+    if not found:
+        try:
+            found = [path for path in paths if re.fullmatch(pattern, path)]
+        except re.error:
+            found = []
+    if not found:
+        some = ", ".join(paths[:3])
+        raise InputError(f"No {what} of the model matches {pattern!r}; there are {some}, …")
+    return found

@@ -1,0 +1,142 @@
+"""A model's modules as a tree of `Node`, by the names they have without their wrappers."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from dynscope.hooks.families import ADAPTED, WRAPPERS
+
+
+@dataclass(eq=False)
+class Node:
+    """A module under its first unwrapped path; wrappers and what they wrap are one node.
+
+    ``role``, ``stack`` and ``depth`` are those of its `dynscope.site.Site`, ``weight_role`` is that
+    of its parameters and ``zone`` where in the model its children are (see `families.Rule`).
+    """
+
+    path: str
+    module: nn.Module
+    kinds: tuple[str, ...]
+    parent: "Node | None" = None
+    children: "list[Node]" = field(default_factory=list)
+    aliases: list[str] = field(default_factory=list)
+    parameters: list[tuple[str, nn.Parameter]] = field(default_factory=list)
+    role: str = "other"
+    weight_role: str = ""
+    zone: str = "outside"
+    stack: int = 0
+    depth: int = -1
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition(".")[2]
+
+    @property
+    def type(self) -> str:
+        return self.kinds[0]
+
+    def walk(self) -> "Iterator[Node]":
+        """This node and all below it, in definition order."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+    def ancestors(self) -> "Iterator[Node]":
+        above = self.parent
+        while above is not None:
+            yield above
+            above = above.parent
+
+    def find(self, relative: str) -> "Node | None":
+        """The node at a path relative to this one; the node itself for the empty path."""
+        path = join(self.path, relative)
+        return next((node for node in self.walk() if node.path == path), None)
+
+    @property
+    def weighted(self) -> bool:
+        return any(node.parameters for node in self.walk())
+
+    @property
+    def atomic(self) -> bool:
+        """A layer: without children, or one whose children are no layers of their own."""
+        return not self.children or bool(ADAPTED.keys() & set(self.kinds))
+
+    @property
+    def container(self) -> bool:
+        """A list or dictionary of modules, which is never called itself."""
+        return bool(
+            {"ModuleList", "ModuleDict", "ParameterList", "ParameterDict"} & set(self.kinds)
+        )
+
+
+def join(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix and name else prefix or name
+
+
+def module_tree(model: nn.Module) -> Node:
+    """The tree under ``model``. A module met again keeps its first path and gains an alias."""
+    return _grow(model, "", None, {})
+
+
+def _grow(module: nn.Module, path: str, parent: Node | None, seen: dict[int, Node]) -> Node:
+    layers = _unwrapped(module)
+    inner = layers[-1]
+    kinds = tuple(dict.fromkeys(kind for layer in (inner, *layers) for kind in kinds_of(layer)))
+    node = Node(path, inner, kinds, parent)
+    adapted = next((ADAPTED[kind] for kind in kinds if kind in ADAPTED), None)
+    if adapted is not None and hasattr(inner, adapted):
+        layers.append(getattr(inner, adapted))  # its weights are the adapted layer's own
+        node.kinds += kinds_of(layers[-1])
+    for layer in layers:
+        seen[id(layer)] = node
+    for layer, wrapped in zip(layers, [*layers[1:], None], strict=True):
+        node.parameters += layer.named_parameters(recurse=False, remove_duplicate=False)
+        for name, child in layer._modules.items():
+            if child is wrapped or child is None:
+                continue
+            if name == "parametrizations":  # weights of this layer in another guise
+                node.parameters += child.named_parameters(name)
+                continue
+            child_path = join(path, name)
+            known = seen.get(id(child))
+            if known is not None:
+                _alias(known, child_path)
+            else:
+                node.children.append(_grow(child, child_path, node, seen))
+    return node
+
+
+def _alias(node: Node, path: str) -> None:
+    offset = len(node.path)
+    for below in list(node.walk()):
+        below.aliases.append(join(path, below.path[offset:].lstrip(".")))
+
+
+def _unwrapped(module: nn.Module) -> list[nn.Module]:
+    """The module and, if it is a wrapper, what it wraps, from the outside inwards."""
+    layers = [module]
+    while (inner := _wrapped(layers[-1])) is not None:
+        layers.append(inner)
+    return layers
+
+
+def _wrapped(module: nn.Module) -> nn.Module | None:
+    kinds = kinds_of(module)
+    for kind, attribute in WRAPPERS.items():
+        inner = module._modules.get(attribute)
+        if kind in kinds and inner is not None:
+            return inner
+    if "LightningModule" in kinds:  # its one child with weights, whatever the user calls it
+        trained = [child for child in module.children() if any(True for _ in child.parameters())]
+        return trained[0] if len(trained) == 1 else None
+    return None
+
+
+def kinds_of(module: nn.Module) -> tuple[str, ...]:
+    """Class names, most derived first; a scripted module answers for what it was made from."""
+    scripted = getattr(module, "original_name", None)
+    names = (scripted,) if isinstance(scripted, str) else ()
+    mro = type(module).__mro__
+    return names + tuple(kind.__name__ for kind in mro[: mro.index(nn.Module)]) or ("Module",)

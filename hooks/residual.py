@@ -1,0 +1,91 @@
+"""Where the sublayers of a block leave the residual stream and where they come back to it."""
+
+from dataclasses import dataclass, field
+
+from dynscope.hooks.families import FAMILIES, Family
+from dynscope.hooks.modules import Node
+from dynscope.hooks.roles import SUBLAYERS
+
+
+@dataclass
+class Residual:
+    """Sublayer's path -> path of the module whose input (output) is the stream (what is added)."""
+
+    residual: dict[str, str] = field(default_factory=dict)
+    branch: dict[str, str] = field(default_factory=dict)
+
+
+def trace_block(block: Node, into: Residual) -> None:
+    """Add the block's sublayers: from the table of families, else by order of definition."""
+    sublayers = [node for node in block.walk() if node.role in SUBLAYERS]
+    for sublayer in sublayers:
+        into.branch[sublayer.path] = sublayer.path
+    family = next((family for family in FAMILIES if _fits(family, block)), None)
+    if family is not None:
+        _by_family(block, family, sublayers, into)
+    elif sublayers:
+        _by_order(block, sublayers, into)
+
+
+def _fits(family: Family, block: Node) -> bool:
+    return (
+        all(block.find(path) for path in family.has)
+        and not any(block.find(path) for path in family.lacks)
+        and any(family.kind in kind for kind in block.kinds)
+        and family.norm_first in (None, getattr(block.module, "norm_first", None))
+    )
+
+
+def _by_family(block: Node, family: Family, sublayers: list[Node], into: Residual) -> None:
+    for route in family.routes:
+        for sublayer in sublayers:
+            if sublayer.role == route.role:
+                source = None if route.residual is None else block.find(route.residual)
+                target = None if route.branch is None else block.find(route.branch)
+                into.residual[sublayer.path] = (source or sublayer).path
+                into.branch[sublayer.path] = (target or sublayer).path
+
+
+def _by_order(block: Node, sublayers: list[Node], into: Residual) -> None:
+    """Norms in front of sublayers, behind them, or both, as the order of definition has them."""
+    gaps = _norms_between(block, sublayers)
+    counts, n = [len(gap) for gap in gaps], len(sublayers)
+    # transformers' authors define norms last wherever they use them: there it proves nothing
+    borrowed = type(block.module).__module__.startswith("transformers")
+    sources: list[Node | None]
+    if counts == [1] * n + [0]:  # Pre-LN
+        sources = [gap[0] for gap in gaps[:-1]]
+    elif counts == [1] + [2] * (n - 1) + [1]:  # norms on both sides
+        sources = [gap[-1] for gap in gaps[:-1]]
+        for sublayer, gap in zip(sublayers, gaps[1:], strict=True):
+            into.branch[sublayer.path] = gap[0].path
+    elif counts == [n] + [0] * n:  # all norms first
+        sources = list(gaps[0])
+    elif counts == [1] + [0] * n:  # one norm in front of parallel sublayers
+        sources = [gaps[0][0]] * n
+    elif (counts == [0] + [1] * n and not borrowed) or not any(counts):  # Post-LN, or no norms
+        sources = [_entry(block, sublayer) for sublayer in sublayers]
+    else:
+        return
+    if not block.container:
+        sources[0] = block
+    into.residual.update({s.path: x.path for s, x in zip(sublayers, sources, strict=True) if x})
+
+
+def _norms_between(block: Node, sublayers: list[Node]) -> list[list[Node]]:
+    gaps: list[list[Node]] = [[]]
+    inside = {id(node) for sublayer in sublayers for node in sublayer.walk()}
+    for node in block.walk():
+        if node in sublayers:
+            gaps.append([])
+        elif node.role == "norm" and id(node) not in inside:
+            gaps[-1].append(node)
+    return gaps
+
+
+def _entry(block: Node, sublayer: Node) -> Node | None:
+    """The module that a sublayer's input goes into: itself, or its first layer if written out."""
+    if sublayer.weight_role == sublayer.role:
+        return sublayer
+    first = {"ffn": ("in", "gate"), "attention": ("q", "qkv")}[sublayer.role]
+    return next((node for node in block.children if node.role in first), None)

@@ -1,0 +1,128 @@
+"""The role of every module and parameter, by the table of rules and each module's surroundings."""
+
+import re
+
+from dynscope.hooks.depth_axis import Stack
+from dynscope.hooks.families import LINEAR, rule_for
+from dynscope.hooks.modules import Node
+
+SUBLAYERS = ("attention", "cross_attention", "ffn", "mixer")
+
+
+def assign_roles(root: Node, stacks: list[Stack]) -> None:
+    """Give every node under ``root`` its role, weight role, zone, stack and depth."""
+    blocks = [block for stack in stacks for block in stack]
+    around = {above for block in blocks for above in block.ancestors()}
+    for index, stack in enumerate(stacks):
+        others = {above for s in stacks if s is not stack for b in s for above in b.ancestors()}
+        _set_stack(stack, index, others)
+    root.zone = "outside" if blocks else "layers"
+    for node in root.walk():
+        if node.parent is not None:
+            node.zone = node.parent.zone
+            if node in blocks:
+                node.role = node.zone = "block"
+            elif node not in around:
+                _assign(node, node.parent)
+    _outer_linears(root, blocks)
+    for block in blocks:
+        _inner_linears(block)
+    for node in root.walk():
+        node.weight_role = node.weight_role or _weight_role(node)
+
+
+def _set_stack(stack: Stack, index: int, others: set[Node]) -> None:
+    """What surrounds a stack's blocks and no other stack's belongs to it: T5's last norms."""
+    for above in stack[0].ancestors():
+        if above not in others:
+            for node in above.walk():
+                node.stack = index
+    for depth, block in enumerate(stack):
+        for node in block.walk():
+            node.stack, node.depth = index, depth
+
+
+def _assign(node: Node, parent: Node) -> None:
+    if parent.container and parent.role == "experts":
+        node.role = "experts"
+        return
+    siblings = tuple(child.name for child in parent.children if child is not node)
+    rule = rule_for(node.zone, node.name, node.kinds, siblings, node.atomic)
+    if rule is not None:
+        node.role, node.zone = rule.role, rule.zone or node.zone
+
+
+def is_linear(node: Node) -> bool:
+    return node.atomic and any(re.search(LINEAR, kind) for kind in node.kinds)
+
+
+def _outer_linears(root: Node, blocks: Stack) -> None:
+    """Linear layers that no rule knows: before the blocks they embed, after them they are the head.
+
+    Without blocks they are the network itself, and the last one is its head.
+    """
+    order = list(root.walk())
+    unknown = [n for n in order if n.role == "other" and n.zone in ("outside", "layers")]
+    unknown = [n for n in unknown if is_linear(n)]
+    if blocks:
+        places = [order.index(block) for block in blocks]
+        for node in unknown:
+            if order.index(node) < min(places):
+                node.role = "embed"
+            elif order.index(node) > max(places):
+                node.role = "head"
+        return
+    for node in unknown:
+        node.role = "ffn"
+    if unknown and not any(node.role == "head" for node in order):
+        unknown[-1].role = "head"
+
+
+def _inner_linears(block: Node) -> None:
+    """What the table leaves open inside a block."""
+    for node in block.walk():
+        if node.role in ("ffn", "experts"):
+            _two_linears(node)
+    sublayers = [node for node in block.walk() if node.role in SUBLAYERS]
+    if not sublayers:
+        _two_linears(block)
+        return
+    # A sublayer written out in the block itself has no module; its last layer stands for it.
+    for role, last in (("attention", "o"), ("ffn", "out")):
+        ends = [node for node in block.children if node.role == last]
+        if ends and not any(node.role == role for node in sublayers):
+            ends[-1].role, ends[-1].weight_role = role, last
+
+
+def _two_linears(node: Node) -> None:
+    """Of exactly two unknown linear layers the first leads in and the second out."""
+    linears = [below for below in node.walk() if is_linear(below)]
+    unknown = [below for below in linears if below.role == "other"]
+    if len(unknown) == len(linears) == 2:
+        unknown[0].role, unknown[1].role = "in", "out"
+    elif len(unknown) == len(linears) == 1 and node.role == "block":
+        unknown[0].role = "ffn"
+
+
+def _weight_role(node: Node) -> str:
+    """A module's own role; inside a sublayer, an embedding or the head at least that."""
+    if node.role != "other" or node.parent is None:
+        return node.role
+    above = node.parent
+    while above.parent is not None and above.role == "other":
+        above = above.parent
+    return above.role if above.role in (*SUBLAYERS, "embed", "head", "experts") else "other"
+
+
+# Modules whose bare parameters are matrices in their own right: `in_proj_weight`, experts'
+# `down_proj`, `pos_embed`.
+_OWNERS = ("block", "experts", "embed", "other", *SUBLAYERS)
+
+
+def parameter_role(node: Node, name: str) -> str:
+    """The role of a parameter that ``node`` owns under ``name``."""
+    if node.role in _OWNERS and name not in ("weight", "bias") and not is_linear(node):
+        rule = rule_for(node.zone, re.sub(r"_(weight|bias)$", "", name), ("Linear",))
+        if rule is not None and rule.role not in ("norm", "activation"):
+            return rule.role
+    return node.weight_role
