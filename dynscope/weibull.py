@@ -270,7 +270,7 @@ def _window(trim: str) -> tuple[float, float]:
 def _sample(values: Array, counts: Array, method: str) -> tuple[Fit, Floats, Floats]:
     """A fit with its counts and the reason not to go on, and the usable magnitudes, ascending."""
     levels, sizes = np.asarray(values, np.float64), np.asarray(counts, np.float64)
-    if not (np.diff(levels) > 0).all():
+    if not (levels[1:] > levels[:-1]).all():
         levels, place = np.unique(levels, return_inverse=True)
         sizes = np.bincount(place, weights=sizes).astype(np.float64)
     total, finite = sizes.sum(), np.isfinite(levels)
