@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 ROLES: tuple[str, ...] = (
     "embed", "block", "attention", "cross_attention", "ffn", "mixer", "norm", "q", "k", "v", "qkv",
-    "o", "gate", "up", "gate_up", "down", "in", "out", "router", "experts", "conv", "activation",
-    "dropout", "pool", "head", "other",
+    "o", "gate", "up", "gate_up", "down", "in", "out", "router", "experts", "adapter", "conv",
+    "activation", "dropout", "pool", "head", "other",
 )  # fmt: skip
 
 

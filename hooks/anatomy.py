@@ -7,11 +7,13 @@ The tables it reads are in `dynscope.hooks.families`.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from dynscope.hooks.depth_axis import find_stacks, given_stacks, matching
+from dynscope.hooks.layouts import Layout, layout_of
 from dynscope.hooks.modules import Node, join, module_tree
+from dynscope.hooks.outline import outline
 from dynscope.hooks.residual import Residual, trace_block
 from dynscope.hooks.roles import SUBLAYERS, assign_roles, parameter_role
 from dynscope.site import Parameter, Site
@@ -26,7 +28,8 @@ class Anatomy:
 
     ``sites`` are the modules worth naming, in order of definition, ``modules`` the module at each
     site's path. ``parameters`` lists every parameter once, ``tensors`` holds the tensor of each by
-    name and ``tied`` the other names it has.
+    name, ``tied`` the other names it has and ``layouts`` how it divides, where it holds several
+    matrices.
 
     ``residual`` maps a sublayer's path to that of the module whose *input* is the residual stream
     the sublayer is added to, ``branch`` to that of the module whose *output* is what is added.
@@ -41,6 +44,7 @@ class Anatomy:
     modules: dict[str, nn.Module] = field(repr=False)
     tensors: dict[str, nn.Parameter] = field(repr=False)
     tied: dict[str, tuple[str, ...]]
+    layouts: dict[str, Layout]
     residual: dict[str, str]
     branch: dict[str, str]
     by_call_order: bool
@@ -63,16 +67,19 @@ class Anatomy:
             for block in stack:
                 trace_block(block, residual)
         named = [node for node in root.walk() if _is_site(node)]
-        parameters, tensors, tied = _parameters(root)
+        parameters = _Parameters()
+        for node in root.walk():
+            parameters.add(node)
         return cls(
             sites=tuple(
                 Site(n.path, n.role, n.stack, n.depth, n.type, aliases=tuple(n.aliases))
                 for n in named
             ),
-            parameters=parameters,
+            parameters=tuple(parameters.found.values()),
             modules={node.path: node.module for node in root.walk()},
-            tensors=tensors,
-            tied=tied,
+            tensors=parameters.tensors,
+            tied=parameters.tied,
+            layouts=parameters.layouts,
             residual=residual.residual,
             branch=residual.branch,
             by_call_order=not stacks,
@@ -131,35 +138,60 @@ class Anatomy:
             ),
         )
 
+    def split(self, name: str) -> tuple[tuple[str, Tensor], ...]:
+        """The matrices of a parameter with their roles: q, k and v of a fused weight, for example.
+
+        A parameter that is one matrix, or whose layout is not known, comes back whole.
+        """
+        if name in self.layouts:
+            return self.layouts[name].split(self.tensors[name])
+        role = next(parameter.role for parameter in self.parameters if parameter.name == name)
+        return ((role, self.tensors[name]),)
+
+    def tree(self) -> str:
+        """What was decided, as an indented tree in which equal blocks are told once."""
+        blocks = sum(site.role == "block" for site in self.sites)
+        stacks = len({site.stack for site in self.sites if site.role == "block"})
+        depth = "depth by the order of calls" if self.by_call_order else f"{blocks} blocks"
+        lines = [depth + (f" in {stacks} stacks" if stacks > 1 else "")]
+        lines += outline(self.sites, self.residual, self.branch)
+        lines += [f"{name} is also {', '.join(others)}" for name, others in self.tied.items()]
+        return "\n".join(lines)
+
 
 def _is_site(node: Node) -> bool:
     """Whether a module is ever called and says more than the whole model does."""
     return not node.container and (node.parent is not None or node.atomic)
 
 
-def _parameters(
-    root: Node,
-) -> tuple[tuple[Parameter, ...], dict[str, nn.Parameter], dict[str, tuple[str, ...]]]:
-    """Every parameter once, under its first name; its tensor; the names it has besides."""
-    parameters: dict[int, Parameter] = {}
-    tensors: dict[str, nn.Parameter] = {}
-    tied: dict[str, tuple[str, ...]] = {}
-    for node in root.walk():
+@dataclass
+class _Parameters:
+    """Every parameter once, under its first name."""
+
+    found: dict[int, Parameter] = field(default_factory=dict)
+    tensors: dict[str, nn.Parameter] = field(default_factory=dict)
+    tied: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    layouts: dict[str, Layout] = field(default_factory=dict)
+
+    def add(self, node: Node) -> None:
         for name, tensor in node.parameters:
             path = join(node.path, name)
-            first = parameters.get(id(tensor))
+            first = self.found.get(id(tensor))
             if first is not None:
-                tied[first.name] = (*tied.get(first.name, ()), path)
+                self.tied[first.name] = (*self.tied.get(first.name, ()), path)
                 continue
             lazy = is_lazy(tensor)
-            parameters[id(tensor)] = Parameter(
+            role = parameter_role(node, name)
+            self.found[id(tensor)] = Parameter(
                 name=path,
-                role=parameter_role(node, name),
+                role=role,
                 stack=node.stack,
                 depth=node.depth,
                 shape=() if lazy else tuple(tensor.shape),
                 numel=0 if lazy else tensor.numel(),
                 trainable=tensor.requires_grad,
             )
-            tensors[path] = tensor
-    return tuple(parameters.values()), tensors, tied
+            self.tensors[path] = tensor
+            layout = None if lazy else layout_of(node, name, tensor, role)
+            if layout is not None:
+                self.layouts[path] = layout

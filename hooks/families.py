@@ -76,6 +76,7 @@ RULES: tuple[Rule, ...] = (
     Rule("norm", kind=r"Norm|^DyT|DynamicTanh", layer=True),
     Rule("norm", name=_NORM_NAME, layer=True),
     Rule("dropout", kind=r"Dropout|DropPath|StochasticDepth"),
+    Rule("dropout", name=r"drop(out|_path)?\d*", layer=True),
     Rule("pool", kind=r"Pool\dd$|^Pool", layer=True),
     Rule(
         "activation",
@@ -98,6 +99,8 @@ RULES: tuple[Rule, ...] = (
     Rule("mixer", "block layers", name=r"mixer|mamba|ssm|ssd|recurrent|temporal_block", zone="mixer"),
     Rule("mixer", "block layers", kind=r"Mixer$|^Mamba\d?$|SSM|^RNN|LSTM$|GRU$", zone="mixer"),
     # Attention's matrices; also where the block holds them itself.
+    Rule("q", "attention", name="q_attn"),  # GPT-2's cross-attention, whose c_attn is k and v
+    Rule("other", "attention", name="c_attn", sibling="q_attn"),
     Rule("qkv", "attention", kind=LINEAR, name=r"c_attn|qkv(_proj)?|query_key_value|wqkv|in_proj|w_pack|to_qkv|att_proj"),
     Rule("q", "attention block", kind=LINEAR, name=r"q|wq|q_proj|query(_proj)?|q_lin|to_q|q_a_proj|q_b_proj"),
     Rule("k", "attention block", kind=LINEAR, name=r"k|wk|k_proj|key(_proj)?|k_lin|to_k"),
@@ -162,30 +165,32 @@ class Route:
 class Family:
     """Blocks that have all the modules of ``has`` and none of ``lacks``, and what their code does.
 
-    ``kind`` must match one of the block's class names, ``norm_first`` its attribute of that name.
+    ``kind`` must begin one of the block's class names. ``pre_norm`` is what the block's own
+    attribute must say (``norm_first`` in torch, ``do_layer_norm_before`` in transformers).
     """
 
     has: tuple[str, ...]
     routes: tuple[Route, ...]
     lacks: tuple[str, ...] = ()
     kind: str = ""
-    norm_first: bool | None = None
+    pre_norm: bool | None = None
 
 
 _LLAMA_NORMS = ("input_layernorm", "post_attention_layernorm")
 _GEMMA_NORMS = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
+_BART_NORMS = ("self_attn_layer_norm", "final_layer_norm", "fc1", "fc2")
 
 # Families whose order of definition does not tell how they are wired. The first that fits is used.
 FAMILIES: tuple[Family, ...] = (
     Family(  # torch.nn's encoder layer, Pre-LN
         ("self_attn", "linear1", "linear2", "norm1", "norm2", "dropout1", "dropout2"),
         (Route("attention", "", "dropout1"), Route("ffn", "norm2", "dropout2")),
-        lacks=("multihead_attn",), norm_first=True,
+        lacks=("multihead_attn",), pre_norm=True,
     ),
     Family(  # the same, Post-LN
         ("self_attn", "linear1", "linear2", "norm1", "norm2", "dropout1", "dropout2"),
         (Route("attention", "", "dropout1"), Route("ffn", "linear1", "dropout2")),
-        lacks=("multihead_attn",), norm_first=False,
+        lacks=("multihead_attn",), pre_norm=False,
     ),
     Family(
         ("multihead_attn", "linear1", "linear2", "norm3", "dropout3"),
@@ -194,7 +199,7 @@ FAMILIES: tuple[Family, ...] = (
             Route("cross_attention", "norm2", "dropout2"),
             Route("ffn", "norm3", "dropout3"),
         ),
-        norm_first=True,
+        pre_norm=True,
     ),
     Family(
         ("multihead_attn", "linear1", "linear2", "norm3", "dropout3"),
@@ -203,7 +208,7 @@ FAMILIES: tuple[Family, ...] = (
             Route("cross_attention", None, "dropout2"),
             Route("ffn", "linear1", "dropout3"),
         ),
-        norm_first=False,
+        pre_norm=False,
     ),
     Family(  # BERT, RoBERTa: the residual is added inside the two modules called output
         ("attention.output.LayerNorm", "intermediate", "output.dense", "output.LayerNorm"),
@@ -266,6 +271,10 @@ FAMILIES: tuple[Family, ...] = (
         lacks=("post_mlp_layernorm",),
     ),
     Family(("ln_attn", "ln_mlp"), (Route("attention"), Route("ffn", "ln_mlp"))),  # Falcon
+    Family(  # DeiT, BEiT and others: the residual is added inside `output`
+        ("layernorm_before", "layernorm_after", "intermediate", "output.dense"),
+        (Route("attention"), Route("ffn", "layernorm_after", "output.dense")),
+    ),
     Family(  # ViT
         ("layernorm_before", "layernorm_after"),
         (Route("attention"), Route("ffn", "layernorm_after")),
@@ -274,8 +283,10 @@ FAMILIES: tuple[Family, ...] = (
         ("layer_norm1", "layer_norm2"),
         (Route("attention"), Route("ffn", "layer_norm2")),
     ),
-    Family(  # Whisper's decoder
-        ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm", "fc1", "fc2"),
+    Family(_BART_NORMS, (Route("attention"), Route("ffn", "final_layer_norm")), pre_norm=True),
+    Family(_BART_NORMS, (Route("attention"), Route("ffn", "fc1")), pre_norm=False),
+    Family(
+        ("encoder_attn_layer_norm", *_BART_NORMS),
         (
             Route("attention"),
             Route("cross_attention", "encoder_attn_layer_norm"),
@@ -283,9 +294,13 @@ FAMILIES: tuple[Family, ...] = (
         ),
         kind="Whisper",
     ),
-    Family(  # Whisper's encoder
-        ("self_attn_layer_norm", "final_layer_norm", "fc1", "fc2"),
-        (Route("attention"), Route("ffn", "final_layer_norm")),
-        kind="Whisper",
+    Family(
+        _BART_NORMS, (Route("attention"), Route("ffn", "final_layer_norm")), kind="Whisper"
     ),
+    Family(
+        ("encoder_attn_layer_norm", *_BART_NORMS),
+        (Route("attention"), Route("cross_attention", None), Route("ffn", "fc1")),
+        kind="Bart",
+    ),
+    Family(_BART_NORMS, (Route("attention"), Route("ffn", "fc1")), kind="Bart"),
 )  # fmt: skip

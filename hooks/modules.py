@@ -137,6 +137,9 @@ def _wrapped(module: nn.Module) -> nn.Module | None:
 def kinds_of(module: nn.Module) -> tuple[str, ...]:
     """Class names, most derived first; a scripted module answers for what it was made from."""
     scripted = getattr(module, "original_name", None)
-    names = (scripted,) if isinstance(scripted, str) else ()
-    mro = type(module).__mro__
-    return names + tuple(kind.__name__ for kind in mro[: mro.index(nn.Module)]) or ("Module",)
+    names = [scripted] if isinstance(scripted, str) else []
+    kinds = [kind for kind in type(module).__mro__ if kind not in (nn.Module, object)]
+    names += [kind.__name__ for kind in kinds if not kind.__name__.endswith("Mixin")] or ["Module"]
+    while len(names) > 1 and names[0] in (f"FSDP{names[1]}", f"Parametrized{names[1]}"):
+        del names[0]  # classes made on the fly to shard or parametrize a module
+    return tuple(names)

@@ -31,9 +31,18 @@ def _fits(family: Family, block: Node) -> bool:
     return (
         all(block.find(path) for path in family.has)
         and not any(block.find(path) for path in family.lacks)
-        and any(family.kind in kind for kind in block.kinds)
-        and family.norm_first in (None, getattr(block.module, "norm_first", None))
+        and any(kind.startswith(family.kind) for kind in block.kinds)
+        and family.pre_norm in (None, _pre_norm(block))
     )
+
+
+def _pre_norm(block: Node) -> bool | None:
+    """What the block's own attribute says of its norms' place, if it has one."""
+    for name in ("norm_first", "do_layer_norm_before"):
+        said = getattr(block.module, name, None)
+        if isinstance(said, bool):
+            return said
+    return None
 
 
 def _by_family(block: Node, family: Family, sublayers: list[Node], into: Residual) -> None:
@@ -49,7 +58,7 @@ def _by_family(block: Node, family: Family, sublayers: list[Node], into: Residua
 def _by_order(block: Node, sublayers: list[Node], into: Residual) -> None:
     """Norms in front of sublayers, behind them, or both, as the order of definition has them."""
     gaps = _norms_between(block, sublayers)
-    counts, n = [len(gap) for gap in gaps], len(sublayers)
+    n, counts = len(sublayers), [len(gap) for gap in gaps]
     # transformers' authors define norms last wherever they use them: there it proves nothing
     borrowed = type(block.module).__module__.startswith("transformers")
     sources: list[Node | None]

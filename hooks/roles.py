@@ -80,12 +80,13 @@ def _outer_linears(root: Node, blocks: Stack) -> None:
 
 def _inner_linears(block: Node) -> None:
     """What the table leaves open inside a block."""
+    _two_linears([node for node in block.walk() if node.zone == "ffn"])
     for node in block.walk():
-        if node.role in ("ffn", "experts"):
-            _two_linears(node)
+        if node.role == "experts":
+            _two_linears(list(node.walk()))
     sublayers = [node for node in block.walk() if node.role in SUBLAYERS]
     if not sublayers:
-        _two_linears(block)
+        _two_linears(list(block.walk()))
         return
     # A sublayer written out in the block itself has no module; its last layer stands for it.
     for role, last in (("attention", "o"), ("ffn", "out")):
@@ -94,14 +95,11 @@ def _inner_linears(block: Node) -> None:
             ends[-1].role, ends[-1].weight_role = role, last
 
 
-def _two_linears(node: Node) -> None:
-    """Of exactly two unknown linear layers the first leads in and the second out."""
-    linears = [below for below in node.walk() if is_linear(below)]
-    unknown = [below for below in linears if below.role == "other"]
-    if len(unknown) == len(linears) == 2:
-        unknown[0].role, unknown[1].role = "in", "out"
-    elif len(unknown) == len(linears) == 1 and node.role == "block":
-        unknown[0].role = "ffn"
+def _two_linears(nodes: list[Node]) -> None:
+    """Of exactly two linear layers, both unknown, the first leads in and the second out."""
+    linears = [node for node in nodes if is_linear(node)]
+    if len(linears) == 2 and all(node.role == "other" for node in linears):
+        linears[0].role, linears[1].role = "in", "out"
 
 
 def _weight_role(node: Node) -> str:
