@@ -1,0 +1,366 @@
+"""Write a run file, row by row, so that whatever happens to the writer, what is in it can be read.
+
+The file is in HDF5's single-writer mode: others read it while it grows, and after a kill every row
+that `/committed` counts is whole. Rows are gathered for a second and appended together.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dynscope import storage
+from dynscope.catalogue import Metric
+from dynscope.errors import InputError
+from dynscope.lock import Lock
+from dynscope.schema import COLUMNS, GROWING, Header, encode, fit, metric_dtype, missing, to_json
+from dynscope.site import Parameter, Site
+
+if TYPE_CHECKING:
+    import h5py
+
+Arrays = Mapping[str, np.ndarray[Any, Any]]
+Derive = Callable[[dict[str, np.ndarray[Any, Any]]], dict[str, np.ndarray[Any, Any]]]
+
+FLUSH_SECONDS = 1.0
+FLUSH_BYTES = 32 * 1024 * 1024
+RESERVE = 1024 * 1024  # bytes of free disk below which nothing more is written
+
+_WIDTH = {c.path: int(c.dtype[1:]) for c in COLUMNS if c.dtype.startswith("S")}
+
+
+class RunWriter:
+    """The writer of one run file; it belongs to one thread.
+
+    An existing path is refused unless ``overwrite`` (replaces a run or an empty file, nothing
+    else) or ``resume`` (continues a closed or killed run with its next segment; begins a new one
+    where there is no file). Raises `InputError` also where another process writes the path or
+    where it cannot be written.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        header: Header,
+        *,
+        overwrite: bool = False,
+        resume: bool = False,
+    ) -> None:
+        self.path = Path(os.path.realpath(path))
+        self.last_step = 0
+        self.segment = 0
+        self._created = datetime.now(UTC).isoformat(timespec="seconds")
+        self._header = header
+        self._sizes = dict.fromkeys(GROWING, 0)
+        self._pending: dict[str, list[dict[str, Any]]] = {axis: [] for axis in GROWING}
+        self._pending_bytes = 0
+        self._overflow = b""
+        self._cells: dict[tuple[str, int], bytes] = {}
+        self._places: dict[str, dict[str, int]] = {"site": {}, "parameter": {}}
+        self._order: dict[str, list[int]] = {"site": [], "parameter": []}
+        self._flushed = time.monotonic()
+        self._file: h5py.File | None = None
+        _check_path(self.path, overwrite, resume)
+        self._lock = Lock(self.path)
+        try:
+            self._begin(resume)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    # What a run consists of
+
+    def sites(self, sites: Sequence[Site]) -> None:
+        """Append columns for the sites; one whose path the run knows already keeps its column."""
+        for site in sites:
+            self._place("site", site.path, {
+                "sites/path": site.path, "sites/role": site.role, "sites/stack": site.stack,
+                "sites/depth": site.depth, "sites/type": site.type, "sites/dtype": site.dtype,
+                "sites/aliases": to_json(list(site.aliases)),
+            })  # fmt: skip
+
+    def parameters(self, parameters: Sequence[Parameter]) -> None:
+        """Append columns for the parameters; one whose name the run knows keeps its column."""
+        for p in parameters:
+            self._place("parameter", p.name, {
+                "parameters/name": p.name, "parameters/role": p.role, "parameters/stack": p.stack,
+                "parameters/depth": p.depth, "parameters/shape": to_json(list(p.shape)),
+                "parameters/numel": p.numel, "parameters/trainable": int(p.trainable),
+                "parameters/group": p.group,
+            })  # fmt: skip
+
+    def row(
+        self,
+        step: int,
+        time: float,
+        arrays: Arrays,
+        *,
+        via: str = "values",
+        tokens: int = -1,
+        cost: float = float("nan"),
+    ) -> None:
+        """Append one recorded step; ``via`` names what makes metrics of the arrays."""
+        clock = {"step": step, "clock/time": time, "clock/tokens": tokens, "clock/cost": cost,
+                 "clock/segment": self.segment}  # fmt: skip
+        self._append("step", {**self._metrics("step", step, time, arrays, via), **clock})
+
+    def weights(self, step: int, time: float, arrays: Arrays, *, via: str = "values") -> None:
+        """Append one row of weight metrics, which have an axis of their own."""
+        clock = {"weight_step": step, "clock/weight_time": time,
+                 "clock/weight_segment": self.segment}  # fmt: skip
+        metrics = self._metrics("weight_step", step, time, arrays, via)
+        self._append("weight_step", {**metrics, **clock})
+
+    def scalars(self, step: int, time: float, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._append("scalar", {"scalars/step": step, "scalars/time": time,
+                                    "scalars/name": name, "scalars/value": value})  # fmt: skip
+
+    def event(self, step: int, time: float, kind: str, message: str) -> None:
+        self._append("event", {"events/step": step, "events/time": time,
+                               "events/kind": kind, "events/message": message})  # fmt: skip
+
+    def coverage(self, step: int, kind: str, path: str, metric: str, reason: str) -> None:
+        """Say what was not recorded from ``step`` on, and why."""
+        self._append("gap", {"coverage/step": step, "coverage/kind": kind, "coverage/path": path,
+                             "coverage/metric": metric, "coverage/reason": reason})  # fmt: skip
+
+    # From calls to rows
+
+    def _place(self, axis: str, name: str, record: dict[str, Any]) -> None:
+        places = self._places[axis]
+        if name not in places:
+            places[name] = len(places)
+            self._append(axis, record)
+        self._order[axis].append(places[name])
+
+    def _metrics(
+        self, axis: str, step: int, time: float, arrays: Arrays, via: str
+    ) -> dict[str, np.ndarray[Any, Any]]:
+        """The row's values by dataset; what cannot be derived is told in the file, never raised."""
+        try:
+            derived = _derivation(via)(dict(arrays))
+        except Exception as error:
+            self.event(step, time, "error", f"row lost, {via} failed: {error!r}")
+            return {}
+        row = {}
+        for name, metric in self._by_name.items():
+            if name in derived and metric.axes[0] == axis:
+                try:
+                    row[name] = self._cell_row(metric, np.asarray(derived[name]))
+                except (ValueError, TypeError, IndexError) as error:
+                    self.event(step, time, "error", f"{name} lost: {error}")
+        return row
+
+    def _cell_row(self, metric: Metric, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Values in the order of this session's sites put into the columns of the file."""
+        axis = metric.axes[1]
+        if axis == "group":
+            return values
+        order = self._order[axis][: len(values)]
+        if len(order) < len(values):
+            raise ValueError(f"{len(values)} values for {len(order)} of axis {axis}")
+        dtype = metric_dtype(metric.name)
+        row = np.full((len(self._places[axis]), *values.shape[1:]), missing(dtype), dtype)
+        with np.errstate(over="ignore"):  # beyond float32 is infinite in the file
+            row[order] = values
+        return row
+
+    def _append(self, axis: str, record: dict[str, Any]) -> None:
+        for path, value in record.items():
+            if isinstance(value, str):
+                record[path] = self._cell(value, _WIDTH[path])
+            elif isinstance(value, np.ndarray):
+                self._pending_bytes += value.nbytes
+        self._pending[axis].append(record)
+        self._pending_bytes += 64 * len(record)
+        if self._pending_bytes > FLUSH_BYTES:
+            self.flush()
+        else:
+            self.flush_if_due()
+
+    def _cell(self, text: str, width: int) -> bytes:
+        if (text, width) in self._cells:
+            return self._cells[text, width]
+        cell, rest = fit(encode(text), width, self._sizes["overflow"] + len(self._overflow))
+        self._overflow += rest
+        if rest:
+            self._cells[text, width] = cell
+        return cell
+
+    # From rows to the file
+
+    def flush_if_due(self) -> None:
+        """Write what is pending if the last time is a second ago."""
+        if time.monotonic() - self._flushed >= FLUSH_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is pending, then count it as committed."""
+        self._flushed = time.monotonic()
+        self._lock.touch()
+        if self._file is None or not (self._overflow or any(self._pending.values())):
+            return
+        self._check_space()
+        sizes = {axis: n + len(self._pending[axis]) for axis, n in self._sizes.items()}
+        sizes["overflow"] += len(self._overflow)
+        if self._should_widen(sizes):
+            self._swap(self._file, expected=sizes)
+        self._write(self._file, sizes)
+
+    def _write(self, file: "h5py.File", sizes: dict[str, int]) -> None:
+        for axis in GROWING:
+            if sizes[axis] != file[axis].shape[0]:
+                file[axis].resize((sizes[axis],))
+        if self._overflow:
+            file["overflow"][self._sizes["overflow"] :] = np.frombuffer(self._overflow, np.uint8)
+        for axis in ("step", "weight_step"):
+            if self._pending[axis]:
+                file[axis][self._sizes[axis] :] = [r[axis] for r in self._pending[axis]]
+        for array in self._arrays:
+            shape = tuple(storage.length(axis, sizes, self._header) for axis in array.axes)
+            dataset = file[array.path]
+            if dataset.shape != shape:
+                dataset.resize(shape)
+            self._write_rows(dataset, array)
+        file.flush()
+        file["committed"][:] = [sizes[axis] for axis in GROWING]
+        file.flush()
+        self._sizes = sizes
+        self._pending = {axis: [] for axis in GROWING}
+        self._pending_bytes = 0
+        self._overflow = b""
+
+    def _write_rows(self, dataset: "h5py.Dataset", array: storage.Array) -> None:
+        records = self._pending[array.axes[0]]
+        cells = [(i, r[array.path]) for i, r in enumerate(records) if array.path in r]
+        if not cells:
+            return
+        start = self._sizes[array.axes[0]]
+        if len(array.axes) == 1:
+            dataset[start:] = np.array([value for _, value in cells], dtype=array.dtype)
+            return
+        block = np.full((len(records), *dataset.shape[1:]), dataset.fillvalue, dtype=array.dtype)
+        for i, value in cells:
+            block[i, : len(value)] = value
+        dataset[start:] = block
+
+    def _should_widen(self, sizes: Mapping[str, int]) -> bool:
+        """Whether the first row of an axis comes with another width than the file is chunked for."""
+        begins = any(not self._sizes[a] and self._pending[a] for a in ("step", "weight_step"))
+        return begins and any(sizes[a] != self._expected[a] for a in ("site", "parameter"))
+
+    def _check_space(self) -> None:
+        """Stop before the disk is full: HDF5 does not survive a write that fails."""
+        try:
+            status = os.statvfs(self.path.parent)
+        except OSError:
+            return
+        needed = RESERVE + 2 * self._pending_bytes + storage.LIVE_CHUNK * len(self._arrays)
+        if status.f_bavail * status.f_frsize < needed:
+            raise OSError(28, "No space left on device", str(self.path))
+
+    # The file itself
+
+    def _begin(self, resume: bool) -> None:
+        source = None
+        if resume and self.path.exists() and self.path.stat().st_size:
+            source = storage.open_run(self.path)
+            self._continue(source)
+        self._by_name = {metric.name: metric for metric in self._header.metrics}
+        self._arrays = storage.arrays_of(self._header)
+        try:
+            self._swap(source, expected=self._sizes)
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be written ({error})") from error
+
+    def _continue(self, source: "h5py.File") -> None:
+        """Take over what an earlier run of this file knew."""
+        from dynscope.run import Run
+
+        old = Run(self.path)
+        self._sizes = storage.committed_sizes(source)
+        self._created = old.metadata.created
+        known = {metric.name for metric in self._header.metrics}
+        groups = max(self._header.optimizer_groups, int(source.attrs["optimizer_groups"]))
+        metrics = (*self._header.metrics, *(m for m in old.metrics if m.name not in known))
+        self._header = replace(self._header, metrics=metrics, optimizer_groups=groups)
+        self._places["site"] = {site.path: i for i, site in enumerate(old.sites)}
+        self._places["parameter"] = {p.name: i for i, p in enumerate(old.parameters)}
+        self.last_step = old.last_step
+        self.segment = old.segments
+        self._cells = {}
+
+    def _swap(self, source: "h5py.File | None", *, expected: Mapping[str, int]) -> None:
+        """Put a live file in place, filled with what is committed so far, and write there."""
+        self._expected = dict(expected)
+        beside = self._beside()
+        file = storage.create(beside, self._header, self._created, self._sizes, expected=expected)
+        if source is not None:
+            storage.copy(source, file, self._header, self._lock.touch)
+        file.swmr_mode = True
+        file.flush()
+        beside.replace(self.path)
+        self._file = file
+        if source is not None:
+            source.close()
+
+    def _beside(self) -> Path:
+        return self.path.with_name(self.path.name + ".tmp")
+
+    def close(self) -> None:
+        """Write what is pending, compress the file and mark it as closed. May be called twice."""
+        if self._file is None:
+            return
+        try:
+            self.flush()
+            beside = self._beside()
+            with storage.create(beside, self._header, self._created, self._sizes) as closed:
+                storage.copy(self._file, closed, self._header, self._lock.touch)
+            with beside.open("rb") as stream:
+                os.fsync(stream.fileno())
+            beside.replace(self.path)
+            self._file.close()
+        finally:
+            self._file = None
+            self._lock.release()
+
+
+def _check_path(path: Path, overwrite: bool, resume: bool) -> None:
+    if overwrite and resume:
+        raise InputError("overwrite=True and resume=True exclude each other", exit_code=2)
+    if path.is_dir():
+        raise InputError(f"{path}: is a directory; name a file in it")
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: the directory {path.parent} does not exist")
+    if not path.exists() or resume:
+        return
+    if not overwrite:
+        raise InputError(
+            f"{path}: exists already; choose another path, or pass resume=True to continue it or "
+            "overwrite=True to replace it"
+        )
+    if path.stat().st_size:
+        try:
+            storage.open_run(path).close()
+        except InputError as error:
+            raise InputError(
+                f"not overwritten, {error}; delete it yourself if you mean it"
+            ) from None
+
+
+def _derivation(via: str) -> Derive:
+    if via == "values":
+        return dict
+    if via == "tally":
+        from dynscope import tally
+
+        return tally.derive
+    from dynscope import weibull
+
+    return weibull.derive
