@@ -21,14 +21,14 @@ $(READY): pyproject.toml constraints-dev.txt
 
 install: $(READY) ## make .venv and install dynscope with its development tools
 
-demo: $(READY) ## train two small language models and compare them in demo/compare.html
-	$(RUN) examples/demo.py
+demo: $(READY) ## train two small language models, compare them in demo/compare.html (TEXT=file)
+	$(RUN) -m examples.demo $(if $(TEXT),--text '$(TEXT)')
 
 test: $(READY) ## the quick tests
 	$(RUN) -m pytest
 
 test-slow: $(READY) ## the rest: killed processes, the browser, the wheel, torch.compile
-	$(RUN) -m pytest -m slow
+	$(RUN) -m pytest -m 'slow and not gpu'
 
 gpu: $(READY) ## the tests that need a GPU
 	$(RUN) -m pytest -m gpu
@@ -41,7 +41,10 @@ types: $(READY) ## mypy, strict
 	$(RUN) -m mypy
 
 bench: $(READY) ## what recording costs per training step
-	$(RUN) benchmarks/overhead.py
+	$(RUN) -m benchmarks.overhead
+
+reproduce: $(READY) ## check the papers' claims on three seeds
+	$(RUN) -m examples.reproduce
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) demo build dist *.egg-info

@@ -5,7 +5,10 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 import torch
+import typer
 from torch import Tensor
+
+SHORTEST = 10_000  # so that both parts are longer than any context
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,8 @@ class Text:
     def read(cls, path: Path | None = None) -> "Text":
         """Of a file, or of the language reference (English, 0.5 MB) that every Python ships."""
         raw = path.read_bytes() if path else "\n".join(topics.values()).encode()
+        if len(raw) < SHORTEST:
+            raise typer.BadParameter(f"{path} is too short: {len(raw)} bytes, needs {SHORTEST:,}")
         tokens = torch.frombuffer(bytearray(raw), dtype=torch.uint8).long()
         cut = len(tokens) * 9 // 10
         return cls(tokens[:cut], tokens[cut:])
