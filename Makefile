@@ -46,5 +46,8 @@ bench: $(READY) ## what recording costs per training step
 reproduce: $(READY) ## check the papers' claims on three seeds
 	$(RUN) -m examples.reproduce
 
+docs: $(READY) ## write docs/metrics.md from the catalogue
+	$(RUN) docs/metrics.py
+
 clean: ## remove what the other targets made
 	rm -rf $(VENV) demo build dist *.egg-info
