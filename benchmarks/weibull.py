@@ -31,7 +31,10 @@ def milliseconds(*work: Callable[[], object], rounds: int) -> list[float]:
 
 def protocol() -> tuple[str, Callable[[torch.Tensor], object]]:
     try:
-        from npm_weibull import extract_to_histogram, weibull_fit
+        from npm_weibull import (  # type: ignore[import-not-found]
+            extract_to_histogram,
+            weibull_fit,
+        )
     except ImportError:
         return "binned (ours)", lambda tensor: weibull.fit(tensor.numpy(), method="binned")
     return "npm-weibull-py", lambda tensor: weibull_fit(extract_to_histogram(tensor))
@@ -67,7 +70,9 @@ def accuracy() -> None:
         "normal around 1": 1 + 0.1 * generator.standard_normal(10**6),
     }
     scales = (1.0, 0.02, 0.013, 0.165)
-    print(f"\n{'10^6 weights, 4 scales':22}{'k':>10}{'std. error':>12}{'counted':>12}{'binned':>12}")
+    print(
+        f"\n{'10^6 weights, 4 scales':22}{'k':>10}{'std. error':>12}{'counted':>12}{'binned':>12}"
+    )
     for name, values in shapes.items():
         arrays = [(values * scale).astype(np.float32) for scale in scales]
         exact = [weibull.fit(array) for array in arrays]

@@ -20,7 +20,10 @@ from dynscope import weibull
 EXACT_UP_TO = 2**14
 """Parameters of at most this many elements keep every magnitude; larger ones are counted."""
 
-_CHUNK = 2**22  # elements at a time: what is needed beside the weights stays near 64 MB
+# Elements worked on at a time. On the CPU they fit the cache and stay below what torch splits between
+# threads, which on a busy machine would wait for each other; elsewhere the launches are kept few.
+_CPU_CHUNK = 2**15
+_CHUNK = 2**22
 
 
 class _Bits(NamedTuple):
@@ -114,13 +117,13 @@ def _unreadable(tensor: torch.Tensor) -> str:
 def _sums(flat: torch.Tensor) -> torch.Tensor:
     """Sum, sum of squares and largest magnitude of the finite values."""
     sums = torch.zeros(3, dtype=torch.float64, device=flat.device)
-    for chunk in torch.split(flat, _CHUNK):
-        finite = chunk.nan_to_num(0.0, 0.0, 0.0).double()
-        if finite.numel():
-            low, high = finite.aminmax()
-            sums[2] = torch.maximum(sums[2], torch.maximum(-low, high))
-        sums[0] += finite.sum()
-        sums[1] += finite.dot(finite)
+    for chunk in _chunks(flat):
+        finite = chunk.nan_to_num(0.0, 0.0, 0.0)
+        low, high = finite.aminmax()
+        wide = finite.double()
+        sums[0] += wide.sum()
+        sums[1] += wide.square_().sum()  # not `dot`: BLAS would bring its own threads
+        sums[2] = torch.maximum(sums[2], torch.maximum(-low, high))
     return sums
 
 
@@ -129,7 +132,7 @@ def _count(flat: torch.Tensor, bits: _Bits) -> torch.Tensor:
     bins = (bits.infinity >> bits.dropped) + 1
     counts = torch.zeros(bins, dtype=torch.int64, device=flat.device)
     one = torch.ones((), dtype=torch.int64, device=flat.device)
-    for chunk in torch.split(flat, _CHUNK):
+    for chunk in _chunks(flat):
         values = chunk if chunk.dtype in _BITS else chunk.float()
         # NaN patterns lie above infinity's: clamped, so that rounding cannot overflow.
         pattern = values.view(bits.integer).int().bitwise_and(_sign_free(bits))
@@ -137,6 +140,11 @@ def _count(flat: torch.Tensor, bits: _Bits) -> torch.Tensor:
         pattern.bitwise_right_shift_(bits.dropped)
         counts.index_add_(0, pattern, one.expand(pattern.numel()))
     return counts
+
+
+def _chunks(flat: torch.Tensor) -> Sequence[torch.Tensor]:
+    size = _CHUNK if flat.device.type != "cpu" else _CPU_CHUNK
+    return torch.split(flat, size) if flat.numel() else ()
 
 
 def _sign_free(bits: _Bits) -> int:

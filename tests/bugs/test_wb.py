@@ -19,7 +19,7 @@ def derived(*tensors: torch.Tensor) -> dict[str, NDArray[np.float64]]:
 
 def signed_weibull(k: float, scale: float, n: int = 20_000) -> Floats:
     generator = np.random.default_rng(0)
-    return scale * generator.weibull(k, n) * generator.choice([-1.0, 1.0], n)
+    return np.asarray(scale * generator.weibull(k, n) * generator.choice([-1.0, 1.0], n))
 
 
 @pytest.mark.parametrize(("k", "scale"), [(0.8, 0.01), (1.2, 0.02), (2.0, 0.05)])

@@ -1,6 +1,6 @@
 """What is taken from weights, against numpy on the same tensors."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -46,16 +46,12 @@ def test_sums_and_fit_are_those_of_the_sorted_float64_weights(
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.02, 0.05 / 3])
-@pytest.mark.parametrize("shape", ["normal", "uniform", "exponential"])
+@pytest.mark.parametrize("shape", ["standard_normal", "random", "standard_exponential"])
 def test_k_from_counts_is_within_1e_5_of_the_sorted_plot_at_a_million(
     shape: str, scale: float
 ) -> None:
     generator = np.random.default_rng(0)
-    draw = {
-        "normal": generator.standard_normal,
-        "uniform": generator.random,
-        "exponential": generator.standard_exponential,
-    }[shape]
+    draw: Callable[[int], NDArray[np.float64]] = getattr(generator, shape)
     values = (draw(10**6) * scale).astype(np.float32)
     k = derived(torch.from_numpy(values.reshape(1000, 1000)))["weight/weibull_k"][0]
     assert k == pytest.approx(weibull.fit(values).k, abs=1e-5)
