@@ -78,15 +78,15 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class BandReading:
-    """Weibull k of a weight class pooled over layers, read against `FFN_BAND`.
+    """Weibull k of a weight class pooled over matrices, read against `FFN_BAND`.
 
     ``inside`` is None where the band may not be read. k cannot be pooled from moments: ``k`` is the
-    median over layers.
+    median over them.
     """
 
     k: float
     weights: int
-    layers: int
+    matrices: int
     inside: bool | None
     text: str
 
@@ -193,24 +193,24 @@ def first_divergence(
 
 
 def ffn_band(k: ArrayLike, numel: ArrayLike) -> BandReading:
-    """Read the k of FFN matrices, one per layer, against `FFN_BAND`.
+    """Read the k of FFN matrices, whatever their layer, against `FFN_BAND`.
 
     ``numel`` are the matrices' sizes. One k is off by 0.001 at a million weights and by 0.02 at
-    4,000, so the band is read only where all layers together hold at least a million.
+    4,000, so the band is read only where all of them together hold at least a million.
     """
     shapes, sizes = np.asarray(k, np.float64), np.asarray(numel)
     fitted = np.isfinite(shapes)
-    weights, layers = int(sizes[fitted].sum()), int(fitted.sum())
-    if not layers:
+    weights, matrices = int(sizes[fitted].sum()), int(fitted.sum())
+    if not matrices:
         return BandReading(nan, 0, 0, None, "no fit to read against the band")
     median = float(np.median(shapes[fitted]))
     low, high = FFN_BAND
     if weights < BAND_WEIGHTS:
         text = f"median k {median:.3f}: {weights:,} weights are too few to read the band"
-        return BandReading(median, weights, layers, None, text)
+        return BandReading(median, weights, matrices, None, text)
     where = "below" if median < low else "above" if median > high else "inside"
-    text = f"median k {median:.4f} over {layers} layers, {where} the band [{low}, {high}]"
-    return BandReading(median, weights, layers, where == "inside", text)
+    text = f"median k {median:.4f} over {matrices} matrices, {where} the band [{low}, {high}]"
+    return BandReading(median, weights, matrices, where == "inside", text)
 
 
 def _finite(depths: ArrayLike, values: ArrayLike) -> tuple[Floats, Floats]:

@@ -125,7 +125,7 @@ def test_the_band_is_read_only_with_a_million_weights() -> None:
     few = depth.ffn_band(layers, [1000] * 4)
     assert few.inside is None and "too few" in few.text and few.weights == 3000
     pooled = depth.ffn_band(layers, [400_000] * 4)
-    assert (pooled.k, pooled.inside, pooled.layers) == (1.2, True, 3)
+    assert (pooled.k, pooled.inside, pooled.matrices) == (1.2, True, 3)
     assert depth.ffn_band([1.1], [2_000_000]).inside is False
     assert "above" in depth.ffn_band([1.3], [2_000_000]).text
     assert depth.ffn_band([nan], [5]).inside is None
