@@ -4,6 +4,7 @@ The file is in HDF5's single-writer mode: others read it while it grows, and aft
 that `/committed` counts is whole. Rows are gathered for a second and appended together.
 """
 
+import errno
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -64,7 +65,8 @@ class RunWriter:
         self._places: dict[str, dict[str, int]] = {"site": {}, "parameter": {}}
         self._order: dict[str, list[int]] = {"site": [], "parameter": []}
         self._flushed = time.monotonic()
-        self._file: h5py.File | None = None
+        self._file: h5py.File
+        self._over = False
         _check_path(self.path, overwrite, resume)
         self._lock = Lock(self.path)
         try:
@@ -145,7 +147,7 @@ class RunWriter:
         """The row's values by dataset; what cannot be derived is told in the file, never raised."""
         try:
             derived = _derivation(via)(dict(arrays))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (a fault of one row must not end the run)
             self.event(step, time, "error", f"row lost, {via} failed: {error!r}")
             return {}
         row = {}
@@ -172,6 +174,8 @@ class RunWriter:
         return row
 
     def _append(self, axis: str, record: dict[str, Any]) -> None:
+        if self._over:
+            return
         for path, value in record.items():
             if isinstance(value, str):
                 record[path] = self._cell(value, _WIDTH[path])
@@ -204,7 +208,7 @@ class RunWriter:
         """Write what is pending, then count it as committed."""
         self._flushed = time.monotonic()
         self._lock.touch()
-        if self._file is None or not (self._overflow or any(self._pending.values())):
+        if self._over or not (self._overflow or any(self._pending.values())):
             return
         self._check_space()
         sizes = {axis: n + len(self._pending[axis]) for axis, n in self._sizes.items()}
@@ -257,13 +261,17 @@ class RunWriter:
 
     def _check_space(self) -> None:
         """Stop before the disk is full: HDF5 does not survive a write that fails."""
+        needed = RESERVE + 2 * self._pending_bytes + storage.LIVE_CHUNK * len(self._arrays)
+        if self._free() < needed:
+            raise OSError(errno.ENOSPC, "no space left on the device", str(self.path))
+
+    def _free(self) -> float:
+        """Bytes free where the run is written; unlimited where the file system does not say."""
         try:
             status = os.statvfs(self.path.parent)
         except OSError:
-            return
-        needed = RESERVE + 2 * self._pending_bytes + storage.LIVE_CHUNK * len(self._arrays)
-        if status.f_bavail * status.f_frsize < needed:
-            raise OSError(28, "No space left on device", str(self.path))
+            return float("inf")
+        return status.f_bavail * status.f_frsize if status.f_blocks else float("inf")
 
     # The file itself
 
@@ -315,20 +323,44 @@ class RunWriter:
 
     def close(self) -> None:
         """Write what is pending, compress the file and mark it as closed. May be called twice."""
-        if self._file is None:
+        if self._over:
             return
         try:
             self.flush()
-            beside = self._beside()
+            if self._free() > self.path.stat().st_size + RESERVE:
+                self._compress()
+                self._file.close()
+            else:
+                self._file.close()
+                self._mark_closed()
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Give the path back and leave the file as it is; what is committed stays readable.
+
+        The only thing to do after a failed write, since HDF5 does not survive another call.
+        """
+        self._over = True
+        self._lock.release()
+
+    def _compress(self) -> None:
+        beside = self._beside()
+        try:
             with storage.create(beside, self._header, self._created, self._sizes) as closed:
                 storage.copy(self._file, closed, self._header, self._lock.touch)
             with beside.open("rb") as stream:
                 os.fsync(stream.fileno())
             beside.replace(self.path)
-            self._file.close()
         finally:
-            self._file = None
-            self._lock.release()
+            beside.unlink(missing_ok=True)
+
+    def _mark_closed(self) -> None:
+        """Where the disk has no room for a second copy the file stays as it is, uncompressed."""
+        import h5py
+
+        with h5py.File(self.path, "r+", locking=False) as file:
+            file.attrs["closed"] = 1
 
 
 def _check_path(path: Path, overwrite: bool, resume: bool) -> None:
