@@ -1,0 +1,81 @@
+"""Axes: which ticks, which range, straight or logarithmic."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dynscope.reports.curves import Curve
+
+Axis = dict[str, Any]
+Floats = NDArray[np.floating]
+
+_MOST_TICKS = 12
+
+
+def depth_axis(curves: Sequence[Curve], title: str = "block") -> Axis:
+    """Block numbers, with room for what stands before the first block and after the last."""
+    inside = [curve.depths for curve in curves if curve.joined]
+    last = int(max((depths.max() for depths in inside), default=0))
+    every = next(
+        step for step in (1, 2, 3, 4, 5, 6, 8, 10, 20, 50, 100, 10**9)
+        if last / step < _MOST_TICKS
+    )  # fmt: skip
+    values = list(range(0, last + 1, every))
+    texts = [str(value) for value in values]
+    outside = {int(depth) for curve in curves if not curve.joined for depth in curve.depths}
+    for depth in sorted(outside):
+        values.append(depth)
+        texts.append("emb" if depth < 0 else "end")
+    low, high = min(values), max(last, *values)
+    pad = 0.04 * (high - low) + 0.25
+    return {
+        "title": {"text": title},
+        "tickvals": values,
+        "ticktext": texts,
+        "range": [low - pad, high + pad],
+        "zeroline": False,
+    }
+
+
+def value_axis(title: str, log: bool, values: Iterable[ArrayLike] = ()) -> Axis:
+    """An axis that holds ``values`` at every step, so that it stays put while the step moves."""
+    axis: Axis = {"title": {"text": title}, "zeroline": not log}
+    if log:
+        axis |= {"type": "log", "exponentformat": "power", "minor": {"ticks": ""}}
+    span = extent(values, positive=log)
+    if span is None:
+        return axis
+    low, high = np.log10(span) if log else span
+    pad = 0.06 * (high - low) or (0.1 if log else 0.1 * abs(high) or 1.0)
+    return axis | {"range": [float(low - pad), float(high + pad)]}
+
+
+def step_axis() -> Axis:
+    return {"title": {"text": "step"}, "exponentformat": "none", "separatethousands": True}
+
+
+def extent(values: Iterable[ArrayLike], positive: bool = False) -> tuple[float, float] | None:
+    """Smallest and largest finite (and positive) value of all arrays, None without any."""
+    lows, highs = [], []
+    for array in values:
+        part = np.asarray(array, np.float64)
+        part = part[np.isfinite(part) & ((part > 0) if positive else True)]
+        if part.size:
+            lows.append(part.min())
+            highs.append(part.max())
+    return (float(min(lows)), float(max(highs))) if lows else None
+
+
+def log_colourbar(low: float, high: float) -> Axis:
+    """Ticks of a colour bar over ``low`` to ``high`` (base-10 logarithms), in plain numbers."""
+    decades = np.arange(np.floor(low), np.ceil(high) + 1)
+    if high - low > 2:
+        ticks = decades[:: int(np.ceil(len(decades) / 8))]
+    else:
+        ticks = np.concatenate([decades + np.log10(lead) for lead in (1, 2, 5)])
+    if not ((ticks >= low) & (ticks <= high)).any():
+        ticks = np.array([low, high])
+    ticks = np.sort(ticks[(ticks >= low - 1e-9) & (ticks <= high + 1e-9)])
+    return {"tickvals": ticks.tolist(), "ticktext": [f"{10**tick:.3g}" for tick in ticks]}

@@ -1,0 +1,188 @@
+"""Cards of one run: for every metric its charts, and the words beside them."""
+
+import numpy as np
+
+from dynscope.catalogue import METRICS, Metric
+from dynscope.depth import FFN_BAND
+from dynscope.reports import theme, words
+from dynscope.reports.axes import depth_axis, value_axis
+from dynscope.reports.charts import Card, Chart
+from dynscope.reports.curves import Curve
+from dynscope.reports.figures import (
+    curve_trace,
+    layout,
+    lines_chart,
+    map_chart,
+    massive_chart,
+    profile_chart,
+    with_reference,
+)
+from dynscope.reports.measured import Measured, block_ratio
+from dynscope.reports.summaries import line, massive, profile
+
+HALF_NORMAL = 1.2054
+HEALTHY_UPDATE = 1e-3
+
+
+def identity(name: str) -> str:
+    """The id of a metric's card."""
+    return name.replace("/", "-")
+
+
+def metric_card(measured: Measured, metric: Metric) -> Card:
+    """Profile and map of a metric, or the reason why there is nothing to draw."""
+    found = profile(measured, metric)
+    remark = ""
+    charts: tuple[Chart, ...] = ()
+    if not found.series:
+        remark = f"No value was recorded. {_reason(measured, metric)}".strip()
+    else:
+        charts = (profile_chart(found, f"{identity(metric.name)}-profile"),)
+        heat = map_chart(found, f"{identity(metric.name)}-map")
+        charts += () if heat is None else (heat,)
+        if found.constant is not None:
+            remark = f"{words.number(found.constant)} everywhere, at every recorded step."
+    return card(metric, charts, remark)
+
+
+def card(metric: Metric, charts: tuple[Chart, ...], remark: str = "", **more: str) -> Card:
+    fields = {
+        "id": identity(metric.name),
+        "title": metric.short.replace("_", " "),
+        "unit": metric.unit,
+        "definition": metric.definition,
+        "reading": metric.reading,
+        "source": metric.source,
+        "name": metric.name,
+    }
+    return Card(**(fields | more), charts=charts, remark=remark)
+
+
+def loss_card(measured: Measured, names: tuple[str, ...]) -> Card:
+    lines = [line(name, *measured.scalar(name)) for name in names]
+    positive = all((one.values > 0).all() for one in lines)
+    return Card(
+        "training-loss", "Loss", "as logged", "scalars that the training loop logged",
+        "A smooth fall is healthy; compare the step of any spike with the maps below.",
+        "scope.log", (lines_chart(lines, "training-loss", "Loss", "loss", log=positive),),
+    )  # fmt: skip
+
+
+def scalar_card(measured: Measured, name: str, place: int) -> Card:
+    one = line(name, *measured.scalar(name))
+    key = f"scalar-{place}"
+    return Card(
+        key, name, "as logged", "a scalar that the training loop logged",
+        "Read it beside the loss.", "scope.log", (lines_chart([one], key, name, ""),),
+    )  # fmt: skip
+
+
+def rate_card(measured: Measured) -> Card:
+    """Learning rate by parameter group; groups that share a schedule are one line."""
+    rates = measured.array("optimizer/lr")
+    _, first = np.unique(rates, axis=1, return_index=True)
+    steps = measured.run.steps
+    lines = [
+        line("learning rate" if len(first) == 1 else f"group {group}", steps, rates[:, group])
+        for group in np.sort(first)
+    ]
+    chart = lines_chart(lines, "training-lr", "Learning rate", "learning rate")
+    return card(METRICS["optimizer/lr"], (chart,), id="training-lr", title="Learning rate")
+
+
+def gradient_card(measured: Measured) -> Card:
+    one = line("gradient norm", measured.run.steps, measured.gradient_norm)
+    chart = lines_chart([one], "training-gradient", "Gradient norm", "gradient norm", log=True)
+    return Card(
+        "training-gradient", "Global gradient norm", METRICS["gradient/norm"].unit,
+        "square root of the sum of gradient/norm² over all parameters, each counted once",
+        "Slow change is healthy; spikes that come before spikes of the loss ask for clipping or a "
+        "lower learning rate.", METRICS["gradient/norm"].source, (chart,),
+    )  # fmt: skip
+
+
+def massive_card(measured: Measured) -> Card | None:
+    found = massive(measured)
+    if found is None:
+        return None
+    return card(
+        METRICS["massive/value"], (massive_chart(found, "massive-profile"),),
+        id="massive", title="Largest activations of every block",
+        reading="Top 1 far above top 2, top 3 and the median, in the same channel from one block "
+        "on, is a massive activation; a thousand times the median is the papers' threshold.",
+    )  # fmt: skip
+
+
+def learning_card(measured: Measured) -> Card | None:
+    """Relative update of each block: which layers learn, which idle."""
+    found = block_ratio(measured)
+    if found is None or not np.isfinite(found[1]).any():
+        return None
+    depths, ratio = found
+    late = ratio[-max(len(ratio) // 4, 1) :]
+    early = ratio[: max(len(ratio) // 4, 1)]
+    names = tuple(f"block {depth}" for depth in depths)
+    traces = []
+    for label, part, colour in (
+        ("first quarter", early, theme.GREY), ("last quarter", late, theme.PALETTE[0]),
+    ):  # fmt: skip
+        whole = Curve(label, "block", 0, depths, depths, names)
+        typical = np.array([_median(column) for column in part.T])
+        traces.append(curve_trace(whole, typical, colour))
+    x = depth_axis([Curve("", "block", 0, depths, depths, names)])
+    y = value_axis("relative update", True, [trace["y"] for trace in traces])
+    chart = Chart("learning", "By block", {"data": traces, "layout": layout(x, y)}, log_button=True)
+    chart = with_reference(chart, [(HEALTHY_UPDATE, "10⁻³, common with Adam")])
+    return Card(
+        "learning", "Which blocks learn", "1 per step",
+        "√Σ‖Δw‖² / √Σ‖w‖² over the parameters of a block, median over a quarter of the recorded "
+        "steps", "Near 10⁻³ is common early in training and falls with the learning rate; a block "
+        "a tenth of its neighbours idles.", METRICS["update/ratio"].source, (chart,),
+    )  # fmt: skip
+
+
+def weibull_card(measured: Measured, metric: Metric) -> Card:
+    """A Weibull metric; the shape is drawn with the half-normal line and the FFN band."""
+    made = metric_card(measured, metric)
+    if metric.short != "weibull_k" or not made.charts:
+        return made
+    level = [(HALF_NORMAL, f"half-normal {HALF_NORMAL}")]
+    drawn = with_reference(made.charts[0], level, FFN_BAND)
+    drawn = _hold(drawn, (FFN_BAND[0] - 0.02, HALF_NORMAL + 0.02))
+    charts = (drawn, *made.charts[1:])
+    fields = vars(made) | {"id": "weibull-k", "title": "Shape k", "charts": charts}
+    fields["reading"] += " The tinted strip is the band of trained FFN matrices."
+    return Card(**fields)
+
+
+def cost_card(measured: Measured) -> Card | None:
+    cost = np.asarray(measured.run["clock/cost"].values)
+    if not np.isfinite(cost).any():
+        return None
+    one = line("time added", measured.run.steps, cost * 1e3)
+    chart = lines_chart([one], "cost", "Time added", "ms per recorded step", log=True)
+    return Card(
+        "cost", "What dynscope cost", "ms per recorded step",
+        "time that dynscope measured as its own on the training thread",
+        "Level is healthy; the first rows include set-up. Record less often to make it smaller.",
+        "clock/cost", (chart,),
+    )  # fmt: skip
+
+
+def _hold(chart: Chart, span: tuple[float, float]) -> Chart:
+    """``chart`` with a value axis that reaches over ``span``."""
+    axis = chart.spec["layout"]["yaxis"]
+    low, high = axis.get("range", span)
+    axis = axis | {"range": [min(low, span[0]), max(high, span[1])]}
+    spec = chart.spec | {"layout": chart.spec["layout"] | {"yaxis": axis}}
+    return Chart(**(vars(chart) | {"spec": spec}))
+
+
+def _median(values: np.ndarray) -> float:
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) if finite.size else float("nan")
+
+
+def _reason(measured: Measured, metric: Metric) -> str:
+    reasons = {gap.reason for gap in measured.run.coverage if gap.metric == metric.name}
+    return f"Reason: {words.listing(sorted(reasons))}." if reasons else ""

@@ -1,0 +1,179 @@
+"""Which columns of a metric make one curve over depth: layers alike, one per block.
+
+Sites and parameters are grouped by stack, role and name with the numbers taken out, so that
+``h.0.attn.q.weight``, ``h.1.attn.q.weight``, … are one curve. Nothing is averaged.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dynscope.reports import words
+from dynscope.site import ROLES, Parameter, Site
+
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+class Layer(NamedTuple):
+    """A site or a parameter, as a column of a metric."""
+
+    column: int
+    name: str
+    role: str
+    stack: int
+    depth: int
+    minor: bool
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Columns of one kind of layer in order of depth (D of them).
+
+    ``minor`` curves (vectors) are drawn only when asked for; layers outside the blocks are not
+    ``joined``: they are points before the first and after the last block.
+    """
+
+    label: str
+    role: str
+    stack: int
+    columns: NDArray[np.int64]
+    depths: NDArray[np.int64]
+    names: tuple[str, ...]
+    minor: bool = False
+    joined: bool = True
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What makes two runs' curves the same curve."""
+        return (self.label, self.role, self.stack)
+
+
+def site_curves(sites: Sequence[Site]) -> tuple[Curve, ...]:
+    """Curves of a site metric; without any block the layers make one curve, in call order."""
+    layers = [
+        Layer(i, site.path, site.role, site.stack, site.depth, False)
+        for i, site in enumerate(sites)
+    ]
+    placed = [layer for layer in layers if layer.depth >= 0]
+    if placed and all(layer.role != "block" for layer in layers) and _distinct(placed):
+        outside = [layer for layer in layers if layer.depth < 0]
+        return (_curve("layers in call order", placed), *_outside(outside, placed))
+    return _curves(layers)
+
+
+def parameter_curves(parameters: Sequence[Parameter]) -> tuple[Curve, ...]:
+    """Curves of a parameter metric; biases, gains and other vectors are minor."""
+    return _curves(
+        [
+            Layer(i, one.name, one.role, one.stack, one.depth, len(one.shape) < 2)
+            for i, one in enumerate(parameters)
+        ]
+    )
+
+
+def _curves(layers: Sequence[Layer]) -> tuple[Curve, ...]:
+    placed = [layer for layer in layers if layer.depth >= 0]
+    outside = [layer for layer in layers if layer.depth < 0]
+    alike = list(_alike(placed))
+    labels = _labels(alike)
+    found = [_curve(label, group) for label, group in zip(labels, alike, strict=True)]
+    found.sort(key=lambda curve: (curve.minor, curve.stack, _rank(curve.role)))
+    if not found and outside:
+        return (_in_order(outside),)
+    return (*found, *_outside(outside, placed))
+
+
+def _alike(layers: Sequence[Layer]) -> Iterable[list[Layer]]:
+    """Layers with one name but for their numbers; told further apart where depths repeat."""
+    for group in _by(layers, lambda name: _NUMBER.sub("*", name)).values():
+        if _distinct(group):
+            yield group
+            continue
+        for part in _by(group, lambda name: _NUMBER.sub("*", name, count=1)).values():
+            if _distinct(part):
+                yield part
+            else:
+                yield from ([layer] for layer in part)
+
+
+def _by(layers: Iterable[Layer], template: Callable[[str], str]) -> dict[object, list[Layer]]:
+    found: dict[object, list[Layer]] = {}
+    for layer in layers:
+        key = (layer.stack, layer.role, layer.minor, template(layer.name))
+        found.setdefault(key, []).append(layer)
+    return found
+
+
+def _distinct(layers: Sequence[Layer]) -> bool:
+    places = [(layer.stack, layer.depth) for layer in layers]
+    return len(set(places)) == len(places)
+
+
+def _labels(alike: Sequence[Sequence[Layer]]) -> list[str]:
+    """The role where that is enough to tell a curve, the tail of the name where it is not."""
+    firsts = [layers[0] for layers in alike]
+    short = [_short(layer) for layer in firsts]
+    return [
+        label if short.count(label) == 1 else f"{_stack(layer)}{_tail(layer.name)}"
+        for label, layer in zip(short, firsts, strict=True)
+    ]
+
+
+def _short(layer: Layer) -> str:
+    vector = f" {layer.name.rsplit('.', 1)[-1]}" if layer.minor else ""
+    return f"{_stack(layer)}{words.role(layer.role)}{vector}"
+
+
+def _stack(layer: Layer) -> str:
+    return f"stack {layer.stack} " if layer.stack else ""
+
+
+def _tail(name: str) -> str:
+    return _NUMBER.split(name, maxsplit=1)[-1].strip(".") or name
+
+
+def _rank(role: str) -> int:
+    # The residual stream leads; unknown roles come last.
+    order = ("block", *ROLES)
+    return order.index(role) if role in order else len(order)
+
+
+def _curve(label: str, layers: Sequence[Layer]) -> Curve:
+    ordered = sorted(layers, key=lambda layer: layer.depth)
+    return _as_curve(label, ordered, [layer.depth for layer in ordered])
+
+
+def _in_order(layers: Sequence[Layer]) -> Curve:
+    return _as_curve("layers in order", layers, list(range(len(layers))))
+
+
+def _outside(layers: Sequence[Layer], placed: Sequence[Layer]) -> tuple[Curve, ...]:
+    """Embeddings before the first block, everything else after the last one."""
+    last = max((layer.depth for layer in placed), default=-1) + 1
+    before = [layer for layer in layers if layer.role == "embed"]
+    after = [layer for layer in layers if layer.role != "embed"]
+    ends = (("embedding", before, -1), ("after the blocks", after, last))
+    return tuple(
+        _as_curve(label, group, [depth] * len(group), joined=False)
+        for label, group, depth in ends
+        if group
+    )
+
+
+def _as_curve(
+    label: str, layers: Sequence[Layer], depths: Sequence[int], joined: bool = True
+) -> Curve:
+    return Curve(
+        label=label,
+        role=layers[0].role,
+        stack=layers[0].stack,
+        columns=np.array([layer.column for layer in layers], np.int64),
+        depths=np.array(depths, np.int64),
+        names=tuple(layer.name for layer in layers),
+        minor=all(layer.minor for layer in layers),
+        joined=joined,
+    )

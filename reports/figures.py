@@ -1,0 +1,222 @@
+"""Figures of one run, from summaries: profiles over depth, maps, lines over the training."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dynscope.reports import theme, words
+from dynscope.reports.axes import Axis, depth_axis, extent, log_colourbar, step_axis, value_axis
+from dynscope.reports.charts import Binding, Chart, Matrix, Spec
+from dynscope.reports.curves import Curve
+from dynscope.reports.summaries import Line, Massive, Profile, Series
+
+Trace = dict[str, Any]
+
+VALUE = "%{y:.4~g}"
+
+
+def layout(x: Axis, y: Axis, **more: Any) -> dict[str, Any]:
+    margin = {"l": 56, "r": 16, "t": 10, "b": 44}
+    return {
+        "xaxis": x, "yaxis": y, "margin": margin, "hovermode": "closest",
+        "template": theme.LIGHT, "height": 340,
+    } | more  # fmt: skip
+
+
+def matrix_name(profile: Profile, series: Series, run: int = 0) -> str:
+    return f"{run}|{profile.metric.name}|{series.curve.label}"
+
+
+def matrices(profile: Profile, run: int = 0) -> list[Matrix]:
+    """The numbers of a profile, one matrix a curve."""
+    return [
+        Matrix(matrix_name(profile, one, run), profile.steps, one.values) for one in profile.series
+    ]
+
+
+def curve_trace(curve: Curve, values: Any, colour: str, **more: Any) -> Trace:
+    """One curve over depth; the names of its layers are shown on hover."""
+    lone = len(curve.depths) == 1 or not curve.joined
+    place = "block %{x}: " if curve.joined else ""
+    return {
+        "type": "scatter",
+        "name": words.literal(curve.label),
+        "x": curve.depths,
+        "y": values,
+        "customdata": [words.literal(name) for name in curve.names],
+        "mode": "markers" if lone else "lines+markers",
+        "line": {"color": colour, "width": 2},
+        "marker": {"color": colour, "size": 9 if lone else 6, "symbol": theme.role_mark(curve.role)},
+        "hovertemplate": f"%{{customdata}}<br>{place}<b>{VALUE}</b>",
+    } | more
+
+
+def profile_chart(profile: Profile, identity: str) -> Chart:
+    """A metric over depth at one step, the first step behind it, and the growth law."""
+    traces: list[Trace] = []
+    bindings: list[Binding] = []
+    for place, (one, matrix) in enumerate(zip(profile.series, matrices(profile), strict=True)):
+        colour = theme.role_colour(one.curve.role, place)
+        if one.curve.joined and len(profile.steps) > 1 and not one.curve.minor:
+            traces.append(_first_step(one, colour))
+        bindings.append(Binding(len(traces), "y", (matrix,), "row"))
+        hidden = {"visible": "legendonly"} if one.curve.minor else {}
+        traces.append(curve_trace(one.curve, one.values[-1], colour, **hidden))
+    notes = _add_law(profile, traces, bindings)
+    title = f"{profile.metric.short} ({profile.metric.unit})"
+    y = value_axis(words.literal(title), profile.log, (s.values for s in profile.series))
+    spec = {"data": traces, "layout": layout(depth_axis([s.curve for s in profile.series]), y)}
+    return Chart(
+        id=identity, title="Over depth", spec=spec, bindings=tuple(bindings), notes=notes,
+        note_steps=profile.steps, log_button=True,
+    )  # fmt: skip
+
+
+def map_chart(profile: Profile, identity: str) -> Chart | None:
+    """Depth by step, one curve of the profile at a time; None without curves over depth."""
+    shown = [
+        (one, matrix)
+        for one, matrix in zip(profile.series, matrices(profile), strict=True)
+        if one.curve.joined and len(one.curve.depths) > 1
+    ]
+    if not shown or len(profile.steps) < 2:
+        return None
+    how = "log map" if profile.log else "map"
+    traces, bindings = [], []
+    for place, (one, matrix) in enumerate(shown):
+        traces.append(_heatmap(one, profile, visible=place == 0))
+        bindings += [
+            Binding(place, "z", (matrix,), how),  # type: ignore[arg-type]
+            Binding(place, "customdata", (matrix,), "map"),
+        ]
+    y = depth_axis([one.curve for one, _ in shown]) | {"showgrid": False}
+    x = step_axis() | {"showgrid": False}
+    if profile.metric.axes[0] == "weight_step":
+        x |= {"type": "log", "exponentformat": "power"}
+    spec = {"data": traces, "layout": layout(x, y)}
+    return Chart(
+        id=identity, title="Over depth and training", spec=spec, bindings=tuple(bindings),
+        pick="one", time="x",
+    )  # fmt: skip
+
+
+def lines_chart(
+    lines: Sequence[Line], identity: str, title: str, unit: str, log: bool = False
+) -> Chart:
+    """Quantities over the training."""
+    traces = [
+        {
+            "type": "scatter",
+            "name": words.literal(one.name),
+            "x": one.steps,
+            "y": one.values,
+            "mode": "lines" if len(one.steps) > 1 else "markers",
+            "line": {"color": theme.PALETTE[place % len(theme.PALETTE)], "width": 1.6},
+            "hovertemplate": f"step %{{x:,d}}: <b>{VALUE}</b>",
+        }
+        for place, one in enumerate(lines)
+    ]
+    log = log and extent((one.values for one in lines), positive=True) is not None
+    y = value_axis(words.literal(unit), log)
+    spec = {"data": traces, "layout": layout(step_axis(), y, height=280)}
+    return Chart(id=identity, title=title, spec=spec, time="x", log_button=True)
+
+
+def massive_chart(massive: Massive, identity: str) -> Chart:
+    """Top 1, 2, 3 and the median of every block's output against depth (Sun et al., figure 1)."""
+    traces, bindings = [], []
+    hover = f"block %{{x}}: <b>{VALUE}</b><br>channel %{{customdata[0]}}, token %{{customdata[1]}}"
+    for rank in range(massive.magnitude.shape[2]):
+        parts = (massive.magnitude, massive.channel, massive.token)
+        value, channel, token = (
+            Matrix(f"massive|{name}|{rank}", massive.steps, part[:, :, rank])
+            for name, part in zip(("value", "channel", "token"), parts, strict=True)
+        )
+        bindings += [
+            Binding(rank, "y", (value,), "row"),
+            Binding(rank, "customdata", (channel, token), "pairs"),
+        ]
+        where = np.stack([channel.values[-1], token.values[-1]], axis=1)
+        trace = curve_trace(massive.curve, value.values[-1], theme.PALETTE[(1, 4, 3)[rank]])
+        trace["marker"] = trace["marker"] | {"symbol": ("circle", "square", "diamond")[rank]}
+        traces.append(trace | {"name": f"top {rank + 1}", "customdata": where,
+                               "hovertemplate": hover})  # fmt: skip
+    if massive.median is not None:
+        matrix = Matrix("massive|median", massive.steps, massive.median)
+        bindings.append(Binding(len(traces), "y", (matrix,), "row"))
+        traces.append(
+            curve_trace(massive.curve, massive.median[-1], theme.GREY) | {"name": "median"}
+        )
+    every = [massive.magnitude] + ([] if massive.median is None else [massive.median])
+    y = value_axis("magnitude (model units)", True, every)
+    spec = {"data": traces, "layout": layout(depth_axis([massive.curve]), y, height=380)}
+    return Chart(id=identity, title="Largest elements over depth", spec=spec,
+                 bindings=tuple(bindings), log_button=True, wide=True)  # fmt: skip
+
+
+def with_reference(chart: Chart, values: Sequence[tuple[float, str]], band: Sequence[float] = ()) \
+        -> Chart:  # fmt: skip
+    """``chart`` with named level lines and, from ``band[0]`` to ``band[1]``, a tinted strip."""
+    shapes = [
+        {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": at, "y1": at,
+         "line": {"color": theme.GREY, "width": 1.4, "dash": "dash"}}
+        for at, _ in values
+    ]  # fmt: skip
+    if band:
+        shapes.append({"type": "rect", "xref": "paper", "x0": 0, "x1": 1, "y0": band[0],
+                       "y1": band[1], "fillcolor": theme.BAND, "line": {"width": 0},
+                       "layer": "below"})  # fmt: skip
+    log = chart.spec["layout"]["yaxis"].get("type") == "log"
+    names = [
+        {"xref": "paper", "x": 1, "xanchor": "right", "yanchor": "bottom", "showarrow": False,
+         "y": float(np.log10(at)) if log else at, "text": name,
+         "font": {"size": 11, "color": theme.GREY}}
+        for at, name in values
+    ]  # fmt: skip
+    more: Spec = {"shapes": shapes, "annotations": names}
+    spec = chart.spec | {"layout": chart.spec["layout"] | more}
+    return Chart(**(vars(chart) | {"spec": spec}))
+
+
+def _first_step(one: Series, colour: str) -> Trace:
+    """The curve at the first drawn step, faint and silent."""
+    return {
+        "type": "scatter", "x": one.curve.depths, "y": one.values[0], "mode": "lines",
+        "line": {"color": colour, "width": 1.2, "dash": "dot"}, "opacity": 0.5,
+        "showlegend": False, "hoverinfo": "skip", "legendgroup": words.literal(one.curve.label),
+    }  # fmt: skip
+
+
+def _add_law(profile: Profile, traces: list[Trace], bindings: list[Binding]) -> tuple[str, ...]:
+    """Draw the growth law of the leading curve; its sentences, one a step."""
+    if profile.laws is None:
+        return ()
+    matrix = Matrix(f"0|{profile.metric.name}|law", profile.steps, profile.laws.values)
+    bindings.append(Binding(len(traces), "y", (matrix,), "row"))
+    label = profile.series[0].curve.label
+    traces.append({
+        "type": "scatter", "name": "fitted law", "x": profile.laws.depths,
+        "y": matrix.values[-1], "mode": "lines", "hoverinfo": "skip",
+        "line": {"color": theme.GREY, "width": 2, "dash": "dash"},
+    })  # fmt: skip
+    return tuple(f"{label.capitalize()}: {law.text}." for law in profile.laws.laws)
+
+
+def _heatmap(one: Series, profile: Profile, visible: bool) -> Trace:
+    values = one.values.T
+    with np.errstate(divide="ignore", invalid="ignore"):
+        z = np.log10(values) if profile.log else values
+    z = np.where(np.isfinite(z), z, np.nan)
+    bar: Axis = {"thickness": 10, "outlinewidth": 0, "len": 1, "x": 1.01, "xpad": 4}
+    span = extent([z])
+    if profile.log and span is not None:
+        bar |= log_colourbar(*span)
+    trace = {
+        "type": "heatmap", "name": words.literal(one.curve.label), "x": profile.steps,
+        "y": one.curve.depths, "z": z, "customdata": values, "colorscale": theme.SEQUENTIAL,
+        "colorbar": bar, "visible": True if visible else "legendonly", "showlegend": True,
+        "hoverongaps": False,
+        "hovertemplate": "block %{y}, step %{x:,d}: <b>%{customdata:.4~g}</b>",
+    }  # fmt: skip
+    return trace

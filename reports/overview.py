@@ -1,0 +1,323 @@
+"""The summary in words: what a run is, and what it did, from all of its recorded rows."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import isfinite, nan
+
+import numpy as np
+
+from dynscope.depth import FFN_ROLES, ffn_band, first_bad_layer, growth_law
+from dynscope.reports import words
+from dynscope.reports.charts import Statement, Tile, Tone
+from dynscope.reports.measured import Measured, block_ratio
+from dynscope.reports.words import number
+
+IDLE = 0.1  # of the median block's relative update
+MASSIVE = 1000.0  # times the median magnitude, Sun et al.
+DEAR = 0.05  # share of the time that is worth a warning
+
+
+def statements(measured: Measured) -> tuple[Statement, ...]:
+    """The sentences of the summary, the most general first."""
+    if not len(measured.run.steps):
+        return (Statement("This run holds no recorded step yet.", "warn"),)
+    makers = (_loss, _growth, _gradients, _largest, _nonfinite, _learning, _angles, _weights, _cost)
+    return tuple(sentence for maker in makers for sentence in maker(measured))
+
+
+def tiles(measured: Measured) -> tuple[Tile, ...]:
+    """The numbers that are seen first."""
+    run = measured.run
+    if not len(run.steps):
+        return ()
+    last = int(run.steps[-1])
+    found = [Tile("Steps", words.integer(last), f"{words.integer(len(run.steps))} recorded")]
+    loss = _ends(measured)
+    if loss is not None:
+        found.append(Tile("Loss", number(loss[1]), f"from {number(loss[0])}"))
+    found.append(Tile("Blocks", words.integer(len(depths(measured))), _model_size(measured)))
+    top = largest(measured)
+    if top is not None:
+        found.append(Tile("Largest activation", number(top.value), top.place))
+    bad = nonfinite_total(measured)
+    if bad is not None:
+        tone: Tone = "bad" if bad else "good"
+        found.append(Tile("Non-finite values", words.integer(bad), "in all sites", tone))
+    share = cost_share(measured)
+    if isfinite(share):
+        found.append(Tile("dynscope's cost", words.percent(share), "of the training time"))
+    return tuple(found)
+
+
+def facts(measured: Measured) -> tuple[tuple[str, str], ...]:
+    """What is known of the run, as name and value."""
+    run, metadata = measured.run, measured.run.metadata
+    steps = run.steps
+    rows: list[tuple[str, str]] = [
+        ("File", run.path.name),
+        ("Created", metadata.created),
+        ("Closed", "yes" if metadata.closed else "no: still being written, or killed"),
+    ]
+    if len(steps):
+        span = f"{words.integer(int(steps[0]))} to {words.integer(int(steps[-1]))}"
+        rows.append(("Recorded steps", f"{words.integer(len(steps))} ({span})"))
+    if len(run.weight_steps):
+        rows.append(("Steps with weights", words.integer(len(run.weight_steps))))
+    rows += [
+        ("Blocks", words.integer(len(depths(measured)))),
+        ("Sites", words.integer(len(run.sites))),
+        ("Parameters", f"{words.count(len(run.parameters), 'tensor')}, {_model_size(measured)}"),
+        ("Metrics", words.integer(len(run.metrics))),
+    ]
+    tokens = np.asarray(run["clock/tokens"].values)
+    if tokens.size and tokens.max() > 0:
+        rows.append(("Tokens", words.integer(int(tokens.max()))))
+    seconds = wall_time(measured)
+    if seconds > 0:
+        rows.append(("Wall time", words.duration(seconds)))
+    if metadata.world_size > 1:
+        rows.append(("Processes", words.integer(metadata.world_size)))
+    if run.segments > 1:
+        rows.append(("Resumed", words.count(run.segments - 1, "time")))
+    rows += [(name, version) for name, version in metadata.versions.items()]
+    rows += [(name.replace("_", " "), str(value)) for name, value in metadata.settings.items()]
+    return tuple(rows)
+
+
+def depths(measured: Measured) -> list[tuple[int, int]]:
+    """The blocks of the run: (stack, depth), without repetition."""
+    blocks = {(s.stack, s.depth) for s in measured.run.sites if s.role == "block"}
+    every = [*measured.run.sites, *measured.run.parameters]
+    return sorted(blocks or {(one.stack, one.depth) for one in every if one.depth >= 0})
+
+
+@dataclass(frozen=True)
+class Largest:
+    """The largest activation of the run, and where it was."""
+
+    value: float
+    ratio: float
+    place: str
+    where: str
+
+
+def largest(measured: Measured) -> Largest | None:
+    """The largest finite magnitude of any site at any step, None where none was recorded."""
+    if not measured.has("activation/absmax"):
+        return None
+    absmax = measured.array("activation/absmax")
+    finite = np.where(np.isfinite(absmax), absmax, -1)
+    if not finite.size or finite.max() < 0:
+        return None
+    row, column = np.unravel_index(int(finite.argmax()), finite.shape)
+    site, step = measured.run.sites[column], int(measured.run.steps[row])
+    name = site.path or "the model"
+    place = f"block {site.depth}" if site.depth >= 0 else name
+    where = f"{name} at step {words.integer(step)}"
+    if measured.has("massive/channel"):
+        channel = int(measured.array("massive/channel")[row, column, 0])
+        token = int(measured.array("massive/token")[row, column, 0])
+        if channel >= 0:
+            place += f", channel {channel}"
+            where += f", channel {channel}" + (f", token {token}" if token >= 0 else "")
+    ratio = nan
+    if measured.has("activation/massive_ratio"):
+        ratio = float(measured.array("activation/massive_ratio")[row, column])
+    return Largest(float(finite.max()), ratio, place, where)
+
+
+def nonfinite_total(measured: Measured) -> int | None:
+    """NaN and infinite elements seen in all sites at all recorded steps; None if not recorded."""
+    if not measured.has("activation/nonfinite_count"):
+        return None
+    return int(np.nansum(measured.array("activation/nonfinite_count")))
+
+
+def wall_time(measured: Measured) -> float:
+    time = np.asarray(measured.run["clock/time"].values)
+    return float(time[-1] - time[0]) if len(time) > 1 else nan
+
+
+def cost_share(measured: Measured) -> float:
+    """Time added by dynscope over wall time; the first row's cost lies before the clock starts."""
+    cost = np.asarray(measured.run["clock/cost"].values)[1:]
+    seconds = wall_time(measured)
+    return float(np.nansum(cost)) / seconds if seconds > 0 and np.isfinite(cost).any() else nan
+
+
+def _model_size(measured: Measured) -> str:
+    return f"{words.parameters(sum(one.numel for one in measured.run.parameters))} weights"
+
+
+def _ends(measured: Measured) -> tuple[float, float] | None:
+    """First and last finite loss."""
+    for name in measured.loss_names[:1]:
+        _, values = measured.scalar(name)
+        finite = values[np.isfinite(values)]
+        if finite.size:
+            return float(finite[0]), float(finite[-1])
+    return None
+
+
+def _loss(measured: Measured) -> Iterator[Statement]:
+    ends = _ends(measured)
+    if ends is None:
+        return
+    name = measured.loss_names[0]
+    steps, values = measured.scalar(name)
+    verb = "fell" if ends[1] < ends[0] else "rose"
+    text = f"The {name} {verb} from {number(ends[0])} to {number(ends[1])}"
+    lowest = int(np.nanargmin(values))
+    if values[lowest] < 0.98 * ends[1]:
+        text += f"; it was lowest, {number(values[lowest])}, at step {words.integer(steps[lowest])}"
+    yield Statement(f"{text}.", "good" if ends[1] < ends[0] else "warn", "training-loss")
+    if not np.isfinite(values).all():
+        first = words.integer(steps[int(np.argmin(np.isfinite(values)))])
+        yield Statement(f"The {name} is not finite from step {first} on.", "bad", "training-loss")
+
+
+def _growth(measured: Measured) -> Iterator[Statement]:
+    stream = measured.stream
+    if stream is None or not measured.has("activation/variance"):
+        return
+    values = measured.array("activation/variance")[:, stream.columns]
+    law = growth_law(stream.depths, values[-1])
+    first = growth_law(stream.depths, values[0])
+    if law.kind == "none" and len(stream.depths) < 4:
+        return
+    text = f"The variance of the {stream.label} {_predicate(law.text)} at the last recorded step"
+    if len(values) > 1 and first.kind != "none":
+        text += f"; at the first, it {_predicate(first.text)}"
+    tone: Tone = "warn" if law.kind == "exponential" and law.slope > 0 else ""
+    yield Statement(f"{text}.", tone, "activation-variance")
+
+
+def _predicate(law: str) -> str:
+    return law if law.startswith(("grows", "falls")) else f"is {law}" if law.startswith("flat") \
+        else f"shows {law}"  # fmt: skip
+
+
+def _gradients(measured: Measured) -> Iterator[Statement]:
+    stream = measured.stream
+    if stream is None or not measured.has("activation_gradient/rms"):
+        return
+    row = measured.array("activation_gradient/rms")[-1, stream.columns]
+    positive = np.flatnonzero(np.isfinite(row) & (row > 0))
+    if len(positive) < 2:
+        return
+    low, high = positive[row[positive].argmin()], positive[row[positive].argmax()]
+    factor = float(row[high] / row[low])
+    text = f"Activation gradients are within a factor of {number(factor, 2)} over depth"
+    if factor > 10:
+        text = (
+            f"Activation gradients differ by a factor of {number(factor, 2)} over depth, "
+            f"largest in block {stream.depths[high]}, smallest in block {stream.depths[low]}"
+        )
+    yield Statement(f"{text}.", "warn" if factor > 100 else "", "activation_gradient-rms")
+
+
+def _largest(measured: Measured) -> Iterator[Statement]:
+    top = largest(measured)
+    if top is None:
+        return
+    text = f"The largest activation is {number(top.value)}, in {top.where}"
+    if isfinite(top.ratio):
+        text += f", {number(top.ratio)} times the median"
+    is_massive = top.ratio >= MASSIVE and top.value > 100
+    if is_massive:
+        text += ": a massive activation"
+    yield Statement(f"{text}.", "warn" if is_massive else "", "massive")
+
+
+def _nonfinite(measured: Measured) -> Iterator[Statement]:
+    total = nonfinite_total(measured)
+    if total is None:
+        return
+    if not total:
+        yield Statement("No NaN and no infinity in any activation.", "good")
+        return
+    run = measured.run
+    counts = measured.array("activation/nonfinite_count")
+    place = first_bad_layer(run.steps, [site.depth for site in run.sites], counts)
+    row = counts[int(np.flatnonzero(np.nan_to_num(counts).sum(axis=1))[0])]
+    sites = [site.path or "the model" for site, bad in zip(run.sites, row, strict=True) if bad > 0]
+    step = words.integer(place.step) if place else "?"
+    yield Statement(
+        f"{words.integer(total)} activations are NaN or infinite, first at step {step} in "
+        f"{words.listing(sites)}.", "bad", "activation-nonfinite_count",
+    )  # fmt: skip
+
+
+def _learning(measured: Measured) -> Iterator[Statement]:
+    """Which blocks learn and which idle, over the last quarter of the recorded steps."""
+    found = block_ratio(measured)
+    if found is None:
+        return
+    indices, ratio = found
+    late = ratio[-max(len(ratio) // 4, 1) :]
+    typical = np.array([np.median(c[np.isfinite(c)]) if np.isfinite(c).any() else nan for c in late.T])
+    if not (typical > 0).any():
+        yield Statement("No block moved its weights in the last recorded steps.", "warn", "learning")
+        return
+    middle = float(np.nanmedian(typical))
+    idle = [int(i) for i, pace in zip(indices, typical, strict=True) if pace < IDLE * middle]
+    low, high = int(np.nanargmin(typical)), int(np.nanargmax(typical))
+    if idle:
+        yield Statement(
+            f"{words.blocks(idle).capitalize()} {'idles' if len(idle) == 1 else 'idle'}: relative "
+            f"updates below a tenth of the median block's, {number(middle)}.", "warn", "learning",
+        )  # fmt: skip
+    elif len(indices) > 1:
+        yield Statement(
+            f"Every block learns: relative updates lie between {number(typical[low])} (block "
+            f"{indices[low]}) and {number(typical[high])} (block {indices[high]}) of the weights a "
+            "step.", "good", "learning",
+        )  # fmt: skip
+
+
+def _angles(measured: Measured) -> Iterator[Statement]:
+    stream = measured.stream
+    if stream is None or not measured.has("activation/angular_distance"):
+        return
+    row = measured.array("activation/angular_distance")[-1, stream.columns]
+    row = row[np.isfinite(row)]
+    if len(row) < 4:
+        return
+    quarter = len(row) // 4
+    early, late = float(row[:quarter].mean()), float(row[-quarter:].mean())
+    text = (
+        f"The first {words.count(quarter, 'block')} {_turn(quarter)} the residual stream by "
+        f"{number(early, 2)} half turns, the last {quarter} by {number(late, 2)}"
+    )
+    faint = late < 0.25 * early
+    if faint:
+        text += ": deep blocks do little"
+    yield Statement(f"{text}.", "warn" if faint else "", "activation-angular_distance")
+
+
+def _turn(blocks: int) -> str:
+    return "turns" if blocks == 1 else "turn"
+
+
+def _weights(measured: Measured) -> Iterator[Statement]:
+    if not measured.has("weight/weibull_k") or not len(measured.run.weight_steps):
+        return
+    k = measured.array("weight/weibull_k")[-1]
+    roles = np.array([one.role for one in measured.run.parameters])
+    numel = np.array([one.numel for one in measured.run.parameters])
+    ffn = np.isin(roles, FFN_ROLES) & np.isfinite(k)
+    if ffn.any():
+        reading = ffn_band(k[ffn], numel[ffn])
+        tone: Tone = "warn" if reading.inside is False else ""
+        yield Statement(f"Weibull shape of the FFN matrices: {reading.text}.", tone, "weibull-k")
+    chosen = np.isin(roles, ("q", "k", "qkv")) & np.isfinite(k)
+    if chosen.any():
+        text = f"Weibull shape of the query and key matrices: median k {np.median(k[chosen]):.3f}"
+        yield Statement(f"{text} (1.205 at Gaussian initialization).", "", "weibull-k")
+
+
+def _cost(measured: Measured) -> Iterator[Statement]:
+    share = cost_share(measured)
+    if isfinite(share):
+        text = f"dynscope took {words.percent(share)} of the training time"
+        yield Statement(f"{text}.", "warn" if share > DEAR else "good", "cost")

@@ -1,0 +1,319 @@
+"use strict";
+// Charts are drawn when they come into view; one slider moves all that are drawn.
+(() => {
+  const payload = JSON.parse(document.getElementById("payload").textContent);
+  const root = document.documentElement;
+  const drawn = new Map();
+  const seen = new Set();
+  const numbers = new Map();
+  let place = Math.max(payload.slider.length - 1, 0);
+  let logSteps = false;
+  let relative = Boolean(document.getElementById("relative"));
+
+  // Numbers
+
+  function matrix(name) {
+    if (numbers.has(name)) return numbers.get(name);
+    const stored = payload.matrices[name];
+    const [rows, columns] = stored.shape;
+    let flat;
+    if ("fill" in stored) flat = new Float32Array(rows * columns).fill(stored.fill ?? NaN);
+    else {
+      const bytes = Uint8Array.from(atob(stored.f4), (letter) => letter.charCodeAt(0));
+      flat = new Float32Array(bytes.buffer);
+    }
+    const found = { rows, columns, flat, steps: payload.steps[stored.steps] };
+    numbers.set(name, found);
+    return found;
+  }
+
+  const step = () => payload.slider[place];
+  // The last row at or before the slider's step; the first where the run begins later.
+  function rowAt(steps, wanted) {
+    let low = 0, high = steps.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (steps[middle] <= wanted) low = middle + 1; else high = middle;
+    }
+    return Math.max(low - 1, 0);
+  }
+  const finite = (value) => (Number.isFinite(value) ? value : null);
+  function row(name) {
+    const { columns, flat, steps } = matrix(name);
+    const at = rowAt(steps, step()) * columns;
+    return Array.from(flat.subarray(at, at + columns), finite);
+  }
+  function turned(name, change) {
+    const { rows, columns, flat } = matrix(name);
+    return Array.from({ length: columns }, (_, column) =>
+      Array.from({ length: rows }, (_, at) => finite(change(flat[at * columns + column]))));
+  }
+  const shown = {
+    "row": ([name]) => row(name),
+    "pairs": (names) => { const parts = names.map(row); return parts[0].map((_, i) => parts.map((part) => part[i])); },
+    "map": ([name]) => turned(name, (value) => value),
+    "log map": ([name]) => turned(name, Math.log10),
+  };
+  const value = (binding) => shown[binding.how](binding.matrices);
+  const moves = (binding) => binding.how === "row" || binding.how === "pairs";
+
+  // Charts
+
+  const theme = () => (root.classList.contains("dark") ? "dark" : "light");
+  const config = {
+    responsive: true, displaylogo: false,
+    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+    toImageButtonOptions: { format: "svg" },
+  };
+
+  function cursor(chart) {
+    if (chart.time !== "x" || !payload.slider.length) return [];
+    return [{ type: "line", xref: "x", yref: "paper", x0: step(), x1: step(), y0: 0, y1: 1,
+      line: { color: theme() === "dark" ? "#ffffff" : "#11151a", width: 1.2, dash: "dot" } }];
+  }
+  const shapes = (chart) => [...(chart.layout.shapes || []), ...cursor(chart)];
+
+  function prepare(chart) {
+    for (const binding of chart.bindings) chart.data[binding.trace][binding.attribute] = value(binding);
+    if (relative) for (const trace of chart.data) if (trace.meta?.relative) trace.x = trace.meta.relative;
+    const layout = { ...chart.layout, template: payload.templates[theme()], shapes: shapes(chart),
+      showlegend: false, autosize: true };
+    if (relative && chart.layout.meta?.relativeAxis) layout.xaxis = chart.layout.meta.relativeAxis;
+    if (chart.time === "x" && logSteps) layout.xaxis = { ...layout.xaxis, ...stepAxis() };
+    return layout;
+  }
+  const stepAxis = () => (logSteps ? { type: "log", exponentformat: "power" } : { type: "linear", exponentformat: "none" });
+
+  function draw(id) {
+    const chart = payload.charts[id];
+    if (drawn.has(id)) return;
+    const place = document.getElementById(id);
+    drawn.set(id, chart);
+    const layout = prepare(chart);
+    Plotly.newPlot(place, chart.data, layout, config);
+    place.classList.add("drawn");
+    keys(id, chart);
+    note(id, chart);
+    if (chart.time === "x") place.on("plotly_click", (event) => goTo(event.points[0].x));
+  }
+
+  // The legend, as buttons that a keyboard reaches.
+  function keys(id, chart) {
+    const holder = document.getElementById(`keys-${id}`);
+    const traces = chart.data.map((trace, index) => ({ trace, index })).filter(({ trace }) => trace.name && trace.showlegend !== false);
+    if (traces.length < 2 && chart.pick === "one") return;
+    if (traces.length < 2 && !chart.bindings.length) return;
+    holder.classList.toggle("one", chart.pick === "one");
+    for (const { trace, index } of traces) {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.innerHTML = trace.name; // escaped when the page was made
+      button.setAttribute("aria-pressed", String((trace.visible ?? true) === true));
+      if (trace.line) {
+        button.style.setProperty("--key", trace.line.color);
+        if (trace.line.dash && trace.line.dash !== "solid") button.style.setProperty("--dash", trace.line.dash === "dot" ? "dotted" : "dashed");
+      }
+      button.addEventListener("click", () => pick(id, chart, index, holder, button));
+      holder.append(button);
+    }
+  }
+  function pick(id, chart, index, holder, button) {
+    const place = document.getElementById(id);
+    if (chart.pick === "one") {
+      Plotly.restyle(place, { visible: chart.data.map((_, at) => at === index) });
+      for (const other of holder.children) other.setAttribute("aria-pressed", String(other === button));
+      return;
+    }
+    const on = button.getAttribute("aria-pressed") !== "true";
+    button.setAttribute("aria-pressed", String(on));
+    const name = chart.data[index].name;
+    const group = chart.data.flatMap((trace, at) => (at === index || trace.legendgroup === name ? [at] : []));
+    Plotly.restyle(place, { visible: on ? true : "legendonly" }, group);
+  }
+
+  function note(id, chart) {
+    const figure = document.getElementById(id).closest("figure");
+    const at = figure.querySelector(".at");
+    if (at && payload.slider.length) at.textContent = `at step ${step().toLocaleString("en")}`;
+    if (chart.notes.length) {
+      document.getElementById(`note-${id}`).textContent = chart.notes[rowAt(chart.noteSteps, step())];
+    }
+  }
+
+  function move(id) {
+    const chart = drawn.get(id);
+    const element = document.getElementById(id);
+    const moving = chart.bindings.filter(moves);
+    const byAttribute = Map.groupBy ? Map.groupBy(moving, (one) => one.attribute) : groups(moving);
+    for (const [attribute, bindings] of byAttribute) {
+      Plotly.restyle(element, { [attribute]: bindings.map(value) }, bindings.map((one) => one.trace));
+    }
+    if (chart.time === "x") Plotly.relayout(element, { shapes: shapes(chart) });
+    note(id, chart);
+    stale.delete(id);
+  }
+  function groups(bindings) {
+    const found = new Map();
+    for (const one of bindings) found.set(one.attribute, [...(found.get(one.attribute) || []), one]);
+    return found;
+  }
+
+  const stale = new Set();
+  let waiting = false;
+  function refresh() {
+    for (const id of drawn.keys()) stale.add(id);
+    if (waiting) return;
+    waiting = true;
+    requestAnimationFrame(() => {
+      waiting = false;
+      for (const id of [...stale]) if (seen.has(id)) move(id);
+    });
+  }
+
+  const watcher = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) {
+      if (!isIntersecting) { seen.delete(target.id); continue; }
+      seen.add(target.id);
+      if (!drawn.has(target.id)) draw(target.id); else if (stale.has(target.id)) move(target.id);
+    }
+  }, { rootMargin: "250px 0px" });
+
+  // Step
+
+  const slider = document.getElementById("step");
+  const output = document.getElementById("step-value");
+  function goTo(wanted) { setPlace(rowAt(payload.slider, wanted)); }
+  function setPlace(next) {
+    place = next;
+    slider.value = String(next);
+    slider.setAttribute("aria-valuetext", `step ${step().toLocaleString("en")}`);
+    output.textContent = step().toLocaleString("en");
+    refresh();
+  }
+  let playing = 0;
+  function play() {
+    const button = document.getElementById("play");
+    const stop = () => { clearInterval(playing); playing = 0; button.setAttribute("aria-label", "Play the training"); button.firstElementChild.firstElementChild.setAttribute("d", "M7 5v14l12-7z"); };
+    if (playing) return stop();
+    if (place === payload.slider.length - 1) setPlace(0);
+    button.setAttribute("aria-label", "Pause");
+    button.firstElementChild.firstElementChild.setAttribute("d", "M6 5h4v14H6zM14 5h4v14h-4z");
+    const stride = Math.max(1, Math.round(payload.slider.length / 80));
+    playing = setInterval(() => {
+      setPlace(Math.min(place + stride, payload.slider.length - 1));
+      if (place === payload.slider.length - 1) stop();
+    }, 110);
+  }
+  if (slider) {
+    slider.addEventListener("input", () => setPlace(Number(slider.value)));
+    document.getElementById("play").addEventListener("click", play);
+  }
+
+  // Axes and theme
+
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("button");
+    if (!button) return;
+    if (button.classList.contains("log")) toggleLog(button);
+    if (button.classList.contains("numbers")) toggleNumbers(button);
+  });
+  function isLog(id) {
+    const axis = (document.getElementById(id).layout || payload.charts[id].layout).yaxis;
+    return axis.type === "log";
+  }
+  function toggleLog(button) {
+    const id = button.dataset.chart;
+    draw(id);
+    const next = !isLog(id);
+    button.setAttribute("aria-pressed", String(next));
+    const update = { "yaxis.type": next ? "log" : "linear", "yaxis.autorange": true };
+    if (next) update["yaxis.exponentformat"] = "power";
+    (payload.charts[id].layout.annotations || []).forEach((one, at) => {
+      const level = isLog(id) ? 10 ** document.getElementById(id).layout.annotations[at].y : document.getElementById(id).layout.annotations[at].y;
+      update[`annotations[${at}].y`] = next ? Math.log10(level) : level;
+    });
+    Plotly.relayout(document.getElementById(id), update);
+  }
+  for (const button of document.querySelectorAll("button.log")) button.setAttribute("aria-pressed", String(isLog(button.dataset.chart)));
+
+  const scale = document.getElementById("scale");
+  scale.addEventListener("click", () => {
+    logSteps = !logSteps;
+    scale.setAttribute("aria-pressed", String(logSteps));
+    for (const [id, chart] of drawn) {
+      if (chart.time !== "x") continue;
+      const axis = stepAxis();
+      Plotly.relayout(document.getElementById(id), { "xaxis.type": axis.type, "xaxis.exponentformat": axis.exponentformat, "xaxis.autorange": true });
+    }
+  });
+
+  function redraw(ids) {
+    for (const id of ids) {
+      const chart = drawn.get(id);
+      const holder = document.getElementById(`keys-${id}`);
+      const layout = prepare(chart);
+      const kept = document.getElementById(id).data;
+      chart.data.forEach((trace, at) => { trace.visible = kept[at].visible; });
+      Plotly.react(document.getElementById(id), chart.data, layout, config);
+      holder.replaceChildren();
+      keys(id, chart);
+    }
+  }
+  const relativeButton = document.getElementById("relative");
+  relativeButton?.addEventListener("click", () => {
+    relative = !relative;
+    relativeButton.setAttribute("aria-pressed", String(relative));
+    for (const chart of Object.values(payload.charts)) for (const trace of chart.data) if (trace.meta?.absolute) trace.x = relative ? trace.meta.relative : trace.meta.absolute;
+    redraw(drawn.keys());
+  });
+
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  function setTheme(isDark) {
+    if (root.classList.contains("dark") === isDark) return;
+    root.classList.toggle("dark", isDark);
+    for (const id of drawn.keys()) Plotly.relayout(document.getElementById(id), { template: payload.templates[theme()], shapes: shapes(drawn.get(id)) });
+  }
+  document.getElementById("theme").addEventListener("click", () => setTheme(!root.classList.contains("dark")));
+  dark.addEventListener("change", (event) => setTheme(event.matches));
+
+  // The numbers of a chart as a table, at the slider's step.
+  function toggleNumbers(button) {
+    const card = button.closest(".card");
+    const old = card.querySelector(".scroll");
+    button.setAttribute("aria-expanded", String(!old));
+    if (old) return old.remove();
+    const id = button.dataset.chart;
+    draw(id);
+    card.append(table(payload.charts[id]));
+  }
+  function table(chart) {
+    const traces = chart.data.filter((trace) => trace.type === "scatter" && trace.name && trace.showlegend !== false);
+    const at = (trace, x) => { const found = trace.x.indexOf(x); return found < 0 ? "" : Number(trace.y[found]?.toPrecision(5) ?? NaN); };
+    const places = [...new Set(traces.flatMap((trace) => [...trace.x]))].sort((a, b) => a - b);
+    const head = [chart.layout.xaxis.title?.text ?? "", ...traces.map((trace) => trace.name)];
+    const holder = document.createElement("div");
+    holder.className = "scroll";
+    holder.tabIndex = 0;
+    const rows = places.slice(-2000).map((x) => `<tr><th scope="row">${x}</th>${traces.map((trace) => `<td>${at(trace, x)}</td>`).join("")}</tr>`);
+    holder.innerHTML = `<table><thead><tr>${head.map((cell) => `<th scope="col">${cell}</th>`).join("")}</tr></thead><tbody>${rows.join("")}</tbody></table>`;
+    return holder;
+  }
+
+  // Contents
+
+  const links = new Map([...document.querySelectorAll("#contents a")].map((link) => [link.hash.slice(1), link]));
+  const reader = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) {
+      if (!isIntersecting) continue;
+      for (const link of links.values()) link.removeAttribute("aria-current");
+      const link = links.get(target.id);
+      link?.setAttribute("aria-current", "true");
+      if (link) link.parentElement.scrollTo({ left: link.offsetLeft - 80, behavior: "smooth" });
+    }
+  }, { rootMargin: "-20% 0px -75% 0px" });
+  for (const section of document.querySelectorAll("main > section")) reader.observe(section);
+
+  for (const id of Object.keys(payload.charts)) watcher.observe(document.getElementById(id));
+  addEventListener("beforeprint", () => { for (const id of Object.keys(payload.charts)) { draw(id); if (stale.has(id)) move(id); } });
+  root.dataset.ready = "true";
+})();
