@@ -151,11 +151,10 @@ def derive(arrays: Mapping[str, Array]) -> dict[str, Array]:
     rows = np.array([_row(one) for one in fits], np.float64).reshape(len(fits), len(_COLUMNS))
     derived: dict[str, Array] = dict(zip(_COLUMNS, rows.T, strict=True))
     finite = arrays["numel"] - derived["weight/nonfinite_count"]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        held = np.where(finite > 0, finite, nan)
-        derived["weight/mean"] = arrays["sum"] / held
-        derived["weight/rms"] = np.sqrt(arrays["sum_squares"] / held)
-    derived["weight/norm"] = np.where(finite > 0, np.sqrt(arrays["sum_squares"]), nan)
+    held = np.where(finite > 0, finite, nan)
+    derived["weight/mean"] = arrays["sum"] / held
+    derived["weight/rms"] = np.sqrt(arrays["sum_squares"] / held)
+    derived["weight/norm"] = derived["weight/rms"] * np.sqrt(held)
     derived["weight/absmax"] = np.where(finite > 0, arrays["absmax"], nan)
     return derived
 

@@ -130,12 +130,14 @@ def _sums(flat: torch.Tensor) -> torch.Tensor:
 def _count(flat: torch.Tensor, bits: _Bits) -> torch.Tensor:
     """How often each rounded bit pattern of a magnitude occurs; the last bin is not finite."""
     bins = (bits.infinity >> bits.dropped) + 1
-    counts = torch.zeros(bins, dtype=torch.int64, device=flat.device)
+    counts = torch.empty(bins, dtype=torch.int64, device=flat.device)
+    for part in _chunks(counts):
+        part.zero_()
     one = torch.ones((), dtype=torch.int64, device=flat.device)
     for chunk in _chunks(flat):
         values = chunk if chunk.dtype in _BITS else chunk.float()
         # NaN patterns lie above infinity's: clamped, so that rounding cannot overflow.
-        pattern = values.view(bits.integer).int().bitwise_and(_sign_free(bits))
+        pattern = values.view(bits.integer).int().bitwise_and(torch.iinfo(bits.integer).max)
         pattern.clamp_(max=bits.infinity).add_((1 << bits.dropped) >> 1)
         pattern.bitwise_right_shift_(bits.dropped)
         counts.index_add_(0, pattern, one.expand(pattern.numel()))
@@ -145,10 +147,6 @@ def _count(flat: torch.Tensor, bits: _Bits) -> torch.Tensor:
 def _chunks(flat: torch.Tensor) -> Sequence[torch.Tensor]:
     size = _CHUNK if flat.device.type != "cpu" else _CPU_CHUNK
     return torch.split(flat, size) if flat.numel() else ()
-
-
-def _sign_free(bits: _Bits) -> int:
-    return int(torch.iinfo(bits.integer).max)
 
 
 def _magnitudes(taken: _Taken) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
