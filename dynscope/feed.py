@@ -44,7 +44,6 @@ class Feed:
         resume: bool = False,
     ) -> None:
         self.path = os.path.realpath(path)
-        self._pid = os.getpid()
         self._dropped: list[int] = []
         self._complained = False
         _close_predecessor(self.path, replaced=overwrite or resume)
@@ -106,12 +105,14 @@ class Feed:
 
         After ``timeout`` seconds the writer is left to finish by itself.
         """
-        if os.getpid() == self._pid:
-            self._pump.end()
-            self._pump.join(timeout)
+        if self._dropped:
+            self._pump.offer(self._lost(), force=True)
+            self._dropped = []
+        self._pump.end()
+        self._pump.join(timeout)
 
     def _send(self, call: str, arrays: Mapping[str, Array] | None = None, **arguments: Any) -> None:
-        if os.getpid() != self._pid:
+        if self._pump.ended:
             return
         try:
             if "step" in arguments:
@@ -119,7 +120,7 @@ class Feed:
             if "values" in arguments:
                 arguments["values"] = {k: float(v) for k, v in arguments["values"].items()}
             self._offer(pack(call, arguments, arrays or {}), call, arguments.get("step", 0))
-        except Exception as error:  # noqa: BLE001 (recording must not stop the training)
+        except Exception as error:
             if not self._complained:
                 self._complained = True
                 log.warning("dynscope: %s was not recorded: %r", call, error)
@@ -157,7 +158,7 @@ class Pump:
 
     def end(self) -> None:
         """Have the file closed after what waits in the queue."""
-        if not self.ended:
+        if not (self.ended or self.failure):
             self._backlog.offer(CLOSE, force=True)
             self.ended = True
 
@@ -175,7 +176,7 @@ class Pump:
                     self.link.idle()
                 else:
                     self.link.send(packet)
-        except Exception as error:  # noqa: BLE001 (recording must not stop the training)
+        except Exception as error:
             self.failure = str(error)
             log.warning("dynscope: recording has stopped, training goes on: %s", error)
         finally:
@@ -211,6 +212,7 @@ def _close_all() -> None:
 def _disown_all() -> None:
     """In a forked child: a data-loader worker that held the pipe would keep the writer waiting."""
     for pump in _pumps.values():
+        pump.ended = True  # its lock may be held by a thread that does not exist here
         pump.link.disown()
     _pumps.clear()
 

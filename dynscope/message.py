@@ -7,6 +7,7 @@ its arrays, and the arrays' raw bytes. No pickle: nothing of the sender runs in 
 import json
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,7 +34,20 @@ class Message:
     arrays: dict[str, Array]
 
     def apply(self, writer: Any) -> None:
-        """Make the call on a `dynscope.writer.RunWriter`."""
+        """Make the call on a `dynscope.writer.RunWriter`.
+
+        OSError when the file cannot be written any more; a call that makes no sense becomes an
+        event in the file.
+        """
+        try:
+            getattr(writer, self.call)(**self._typed())
+        except OSError:
+            raise
+        except Exception as error:
+            step = self.arguments.get("step", 0)
+            writer.event(step, time.time(), "error", f"{self.call} was not recorded: {error!r}")
+
+    def _typed(self) -> dict[str, Any]:
         arguments = dict(self.arguments)
         if self.call == "sites":
             arguments["sites"] = [
@@ -45,7 +59,7 @@ class Message:
             ]
         elif self.call in ("row", "weights"):
             arguments["arrays"] = self.arrays
-        getattr(writer, self.call)(**arguments)
+        return arguments
 
 
 def pack(call: str, arguments: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:

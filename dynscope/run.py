@@ -69,7 +69,7 @@ class Run:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Open ``path``; raises `InputError` when it is not a run that can be read."""
         self.path = Path(path)
-        with storage.open_run(self.path) as file:
+        with storage.reading(self.path) as file:
             self._sizes = storage.committed_sizes(file)
             attributes = dict(file.attrs)
             self._step, self._segment = self._axis(file, "step", "clock/segment")
@@ -159,7 +159,7 @@ class Run:
     def _columns(self, table: str) -> dict[str, Any]:
         """The columns of a table by their last name, text as lists of str."""
         columns = [c for c in COLUMNS if c.path.startswith(f"{table}/")]
-        with storage.open_run(self.path) as file:
+        with storage.reading(self.path) as file:
             read = {c.path.split("/")[1]: file[c.path][: self._sizes[c.axis]] for c in columns}
         return {
             name: [decode(cell, self._overflow) for cell in v.tolist()]
@@ -182,7 +182,7 @@ class Run:
         metric = next((m for m in self.metrics if m.name == name), None)
         axes = metric.axes if metric else (_CLOCK[name].axis,)
         _, order = _last_of_each(self._step if axes[0] == "step" else self._weight_step)
-        with storage.open_run(self.path) as file:
+        with storage.reading(self.path) as file:
             dataset = file[name]
             where = tuple(
                 slice(self._sizes.get(a, n)) for a, n in zip(axes, dataset.shape, strict=True)

@@ -7,7 +7,8 @@ writers are kept apart by `dynscope.lock` instead, which works everywhere.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,18 +72,30 @@ def open_run(path: str | os.PathLike[str]) -> "h5py.File":
 
     _check_bytes(Path(path))
     try:
-        try:
-            file = h5py.File(path, "r", locking=False)
-        except OSError:  # still marked as open for writing: live, or its writer was killed
-            file = h5py.File(path, "r", swmr=True, libver="latest", locking=False)
+        file = h5py.File(path, "r", locking=False)
     except OSError as error:
-        raise InputError(f"{path}: damaged or truncated, HDF5 cannot open it ({error})") from error
+        try:  # still marked as open for writing: live, or its writer was killed
+            file = h5py.File(path, "r", swmr=True, libver="latest", locking=False)
+        except OSError:
+            raise InputError(f"{path}: damaged or truncated, HDF5 says: {error}") from error
     try:
         _check_format(path, file)
     except InputError:
         file.close()
         raise
     return file
+
+
+@contextmanager
+def reading(path: str | os.PathLike[str]) -> "Iterator[h5py.File]":
+    """`open_run` for a while; what turns out to be damaged inside is an `InputError` too."""
+    file = open_run(path)
+    try:
+        yield file
+    except (OSError, KeyError, RuntimeError, ValueError) as error:
+        raise InputError(f"{path}: damaged run file, HDF5 says: {error}") from error
+    finally:
+        file.close()
 
 
 def _check_bytes(path: Path) -> None:

@@ -5,6 +5,7 @@ that `/committed` counts is whole. Rows are gathered for a second and appended t
 """
 
 import errno
+import importlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,17 @@ from dynscope import storage
 from dynscope.catalogue import Metric
 from dynscope.errors import InputError
 from dynscope.lock import Lock
-from dynscope.schema import COLUMNS, GROWING, Header, encode, fit, metric_dtype, missing, to_json
+from dynscope.schema import (
+    COLUMNS,
+    GROWING,
+    TOP,
+    Header,
+    encode,
+    fit,
+    metric_dtype,
+    missing,
+    to_json,
+)
 from dynscope.site import Parameter, Site
 
 if TYPE_CHECKING:
@@ -33,6 +44,10 @@ FLUSH_BYTES = 32 * 1024 * 1024
 RESERVE = 1024 * 1024  # bytes of free disk below which nothing more is written
 
 _WIDTH = {c.path: int(c.dtype[1:]) for c in COLUMNS if c.dtype.startswith("S")}
+_NUMBER = {c.path: np.dtype(c.dtype).type for c in COLUMNS if not c.dtype.startswith("S")} | {
+    "step": np.int64,
+    "weight_step": np.int64,
+}
 
 
 class RunWriter:
@@ -61,18 +76,19 @@ class RunWriter:
         self._pending: dict[str, list[dict[str, Any]]] = {axis: [] for axis in GROWING}
         self._pending_bytes = 0
         self._overflow = b""
-        self._cells: dict[tuple[str, int], bytes] = {}
+        self._long: dict[tuple[str, int], bytes] = {}
         self._places: dict[str, dict[str, int]] = {"site": {}, "parameter": {}}
         self._order: dict[str, list[int]] = {"site": [], "parameter": []}
         self._flushed = time.monotonic()
         self._file: h5py.File
         self._over = False
+        self._told: set[str] = set()
         _check_path(self.path, overwrite, resume)
         self._lock = Lock(self.path)
         try:
             self._begin(resume)
         except BaseException:
-            self._lock.release()
+            self.abandon()
             raise
 
     # What a run consists of
@@ -147,28 +163,33 @@ class RunWriter:
         """The row's values by dataset; what cannot be derived is told in the file, never raised."""
         try:
             derived = _derivation(via)(dict(arrays))
-        except Exception as error:  # noqa: BLE001 (a fault of one row must not end the run)
-            self.event(step, time, "error", f"row lost, {via} failed: {error!r}")
+        except Exception as error:
+            self._tell(step, time, f"values of a row lost, {via} failed: {error!r}")
             return {}
         row = {}
         for name, metric in self._by_name.items():
             if name in derived and metric.axes[0] == axis:
                 try:
-                    row[name] = self._cell_row(metric, np.asarray(derived[name]))
-                except (ValueError, TypeError, IndexError) as error:
-                    self.event(step, time, "error", f"{name} lost: {error}")
+                    row[name] = self._in_columns(metric, np.asarray(derived[name]))
+                except (ValueError, TypeError) as error:
+                    self._tell(step, time, f"{name} lost: {error}")
         return row
 
-    def _cell_row(self, metric: Metric, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def _tell(self, step: int, time: float, message: str) -> None:
+        """An error as an event, once however often it comes."""
+        if message not in self._told:
+            self._told.add(message)
+            self.event(step, time, "error", message)
+
+    def _in_columns(self, metric: Metric, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Values in the order of this session's sites put into the columns of the file."""
-        axis = metric.axes[1]
-        if axis == "group":
-            return values
-        order = self._order[axis][: len(values)]
+        axis, dtype = metric.axes[1], metric_dtype(metric.name)
+        groups = range(self._header.optimizer_groups)
+        order = list(self._order.get(axis, groups))[: len(values)]
         if len(order) < len(values):
-            raise ValueError(f"{len(values)} values for {len(order)} of axis {axis}")
-        dtype = metric_dtype(metric.name)
-        row = np.full((len(self._places[axis]), *values.shape[1:]), missing(dtype), dtype)
+            raise ValueError(f"{len(values)} values for {len(order)} along {axis}")
+        width = len(self._places.get(axis, groups))
+        row = np.full((width, *([TOP] if "top" in metric.axes else [])), missing(dtype), dtype)
         with np.errstate(over="ignore"):  # beyond float32 is infinite in the file
             row[order] = values
         return row
@@ -176,25 +197,27 @@ class RunWriter:
     def _append(self, axis: str, record: dict[str, Any]) -> None:
         if self._over:
             return
-        for path, value in record.items():
-            if isinstance(value, str):
-                record[path] = self._cell(value, _WIDTH[path])
-            elif isinstance(value, np.ndarray):
-                self._pending_bytes += value.nbytes
-        self._pending[axis].append(record)
-        self._pending_bytes += 64 * len(record)
+        cells = {path: self._cell(path, value) for path, value in record.items()}
+        self._pending[axis].append(cells)
+        self._pending_bytes += sum(getattr(cell, "nbytes", 64) for cell in cells.values())
         if self._pending_bytes > FLUSH_BYTES:
             self.flush()
         else:
             self.flush_if_due()
 
-    def _cell(self, text: str, width: int) -> bytes:
-        if (text, width) in self._cells:
-            return self._cells[text, width]
+    def _cell(self, path: str, value: Any) -> Any:
+        """A value as the file will hold it; what does not fit raises here, before it is pending."""
+        if path in _WIDTH:
+            return self._text(str(value), _WIDTH[path])
+        return _NUMBER[path](value) if path in _NUMBER else value
+
+    def _text(self, text: str, width: int) -> bytes:
+        if (text, width) in self._long:
+            return self._long[text, width]
         cell, rest = fit(encode(text), width, self._sizes["overflow"] + len(self._overflow))
         self._overflow += rest
         if rest:
-            self._cells[text, width] = cell
+            self._long[text, width] = cell
         return cell
 
     # From rows to the file
@@ -205,19 +228,30 @@ class RunWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is pending, then count it as committed."""
+        """Write what is pending, then count it as committed.
+
+        OSError when it cannot be written, after which the file is left alone.
+        """
         self._flushed = time.monotonic()
         self._lock.touch()
-        if self._over or not (self._overflow or any(self._pending.values())):
+        if self._over or not any(self._pending.values()):
             return
-        self._check_space()
+        try:
+            self._check_space()
+            self._write(self._grown())
+        except Exception as error:
+            self.abandon()
+            raise OSError(f"{self.path}: writing failed, {error}") from error
+
+    def _grown(self) -> dict[str, int]:
         sizes = {axis: n + len(self._pending[axis]) for axis, n in self._sizes.items()}
         sizes["overflow"] += len(self._overflow)
+        return sizes
+
+    def _write(self, sizes: dict[str, int]) -> None:
         if self._should_widen(sizes):
             self._swap(self._file, expected=sizes)
-        self._write(self._file, sizes)
-
-    def _write(self, file: "h5py.File", sizes: dict[str, int]) -> None:
+        file = self._file
         for axis in GROWING:
             if sizes[axis] != file[axis].shape[0]:
                 file[axis].resize((sizes[axis],))
@@ -294,7 +328,13 @@ class RunWriter:
         old = Run(self.path)
         self._sizes = storage.committed_sizes(source)
         self._created = old.metadata.created
-        known = {metric.name for metric in self._header.metrics}
+        known = {metric.name: metric.axes for metric in self._header.metrics}
+        for metric in old.metrics:
+            if known.get(metric.name, metric.axes) != metric.axes:
+                raise InputError(
+                    f"{self.path}: {metric.name} has axes {metric.axes} in this run and "
+                    f"{known[metric.name]} now; record to another path"
+                )
         groups = max(self._header.optimizer_groups, int(source.attrs["optimizer_groups"]))
         metrics = (*self._header.metrics, *(m for m in old.metrics if m.name not in known))
         self._header = replace(self._header, metrics=metrics, optimizer_groups=groups)
@@ -302,7 +342,6 @@ class RunWriter:
         self._places["parameter"] = {p.name: i for i, p in enumerate(old.parameters)}
         self.last_step = old.last_step
         self.segment = old.segments
-        self._cells = {}
 
     def _swap(self, source: "h5py.File | None", *, expected: Mapping[str, int]) -> None:
         """Put a live file in place, filled with what is committed so far, and write there."""
@@ -342,18 +381,16 @@ class RunWriter:
         The only thing to do after a failed write, since HDF5 does not survive another call.
         """
         self._over = True
+        self._beside().unlink(missing_ok=True)
         self._lock.release()
 
     def _compress(self) -> None:
         beside = self._beside()
-        try:
-            with storage.create(beside, self._header, self._created, self._sizes) as closed:
-                storage.copy(self._file, closed, self._header, self._lock.touch)
-            with beside.open("rb") as stream:
-                os.fsync(stream.fileno())
-            beside.replace(self.path)
-        finally:
-            beside.unlink(missing_ok=True)
+        with storage.create(beside, self._header, self._created, self._sizes) as closed:
+            storage.copy(self._file, closed, self._header, self._lock.touch)
+        with beside.open("rb") as stream:
+            os.fsync(stream.fileno())
+        beside.replace(self.path)
 
     def _mark_closed(self) -> None:
         """Where the disk has no room for a second copy the file stays as it is, uncompressed."""
@@ -368,6 +405,8 @@ def _check_path(path: Path, overwrite: bool, resume: bool) -> None:
         raise InputError("overwrite=True and resume=True exclude each other", exit_code=2)
     if path.is_dir():
         raise InputError(f"{path}: is a directory; name a file in it")
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path}: is not a regular file; choose another path")
     if not path.parent.is_dir():
         raise InputError(f"{path}: the directory {path.parent} does not exist")
     if not path.exists() or resume:
@@ -389,10 +428,6 @@ def _check_path(path: Path, overwrite: bool, resume: bool) -> None:
 def _derivation(via: str) -> Derive:
     if via == "values":
         return dict
-    if via == "tally":
-        from dynscope import tally
-
-        return tally.derive
-    from dynscope import weibull
-
-    return weibull.derive
+    module = {"tally": "dynscope.tally", "histograms": "dynscope.weibull"}[via]
+    derive: Derive = importlib.import_module(module).derive
+    return derive

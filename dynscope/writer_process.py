@@ -47,7 +47,7 @@ def main() -> NoReturn:
     answers = _let_go_of_output()
     try:
         _serve(writer, opening["parent"])
-    except Exception as error:  # noqa: BLE001 (whatever it is, the training process is told)
+    except Exception as error:
         writer.abandon()
         _reply(answers, {"error": f"{type(error).__name__}: {error}"})
         os._exit(1)
