@@ -247,8 +247,21 @@ _ALL: tuple[Metric, ...] = (
         "largest distance between empirical and fitted distribution (Kolmogorov-Smirnov)",
         "Small is good; a bimodal matrix shows here.", WEIBULL),
     Metric(
-        "weight/weibull_n", WEIGHT, "elements", "magnitudes used by the fit",
+        "weight/weibull_n", WEIGHT, "elements",
+        "finite magnitudes other than zero that the fit rests on",
         "Bands are read only above a million weights, or pooled over layers.", WEIBULL),
+    Metric(
+        "weight/weibull_k_standard_error", WEIGHT, "1",
+        "standard error of the fitted shape for independent weights",
+        "About 0.0014 at a million weights, 0.021 at 4,096: differences below it say nothing.",
+        OWN),
+    Metric(
+        "weight/zero_fraction", WEIGHT, "fraction", "share of weights that are exactly zero",
+        "Zero unless something prunes; zeros are left out of the fit.", OWN),
+    Metric(
+        "weight/nonfinite_count", WEIGHT, "elements",
+        "NaN or infinite weights, which norm, rms, absmax, mean and the fit leave out",
+        "Anything but zero is a fault.", OWN),
 )  # fmt: skip
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}

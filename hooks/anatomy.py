@@ -103,7 +103,7 @@ class Anatomy:
 
     def _leaves(self) -> tuple[Site, ...]:
         computing = {name.rpartition(".")[0] for name in self.tensors}
-        parents = {site.path.rpartition(".")[0] for site in self.sites}
+        parents = {site.path.rpartition(".")[0] for site in self.sites if site.path}
         return tuple(s for s in self.sites if s.path in computing or s.path not in parents)
 
     def _blocks(self) -> tuple[Site, ...]:

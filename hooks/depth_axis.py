@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from fnmatch import translate
+from contextlib import suppress
 
 from torch.nn.parameter import is_lazy
 
@@ -37,7 +37,7 @@ def _collect(node: Node, found: dict[str, Stack], single: bool) -> None:
     staged = any(_is_stage(child, node) for child in repeated)
     for child in node.children:
         if child in repeated and not staged:
-            found.setdefault(re.sub(r"\d+", "#", child.path), []).append(child)
+            found.setdefault(_numberless(child.path), []).append(child)
         else:
             _collect(child, found, single)
 
@@ -51,7 +51,7 @@ def _repeated(node: Node, single: bool) -> list[Node]:
         keys = [child.type for child in candidates]
     else:
         candidates = [c for c in candidates if re.search(r"\d", c.name)]
-        keys = [re.sub(r"\d+", "#", c.name) + " " + c.type for c in candidates]
+        keys = [_numberless(c.name) + " " + c.type for c in candidates]
     if not keys:
         return []
     key, count = Counter(keys).most_common(1)[0]
@@ -61,12 +61,19 @@ def _repeated(node: Node, single: bool) -> list[Node]:
 
 def _is_stage(child: Node, parent: Node) -> bool:
     """Whether the repeated modules are inside ``child`` rather than ``child`` itself one of them."""
-    if {"ModuleList", "Sequential"} & set(child.kinds):
+    if _is_list(child):
         inner = _repeated(child, single=False)
         return bool(inner) and len({node.type for node in inner}) == 1
-    listed = {"ModuleList", "Sequential"} & set(parent.kinds)
     named = any("Stage" in kind for kind in child.kinds)
-    return (named or not listed) and bool(_stacks_below(child))
+    return (named or not _is_list(parent)) and bool(_stacks_below(child))
+
+
+def _numberless(path: str) -> str:
+    return re.sub(r"\d+", "#", path)
+
+
+def _is_list(node: Node) -> bool:
+    return bool({"ModuleList", "Sequential"} & set(node.kinds))
 
 
 def _size(block: Node) -> int:
@@ -75,26 +82,26 @@ def _size(block: Node) -> int:
 
 
 def given_stacks(root: Node, blocks: str | Sequence[str]) -> list[Stack]:
-    """The stacks a user names: one for each pattern that matches several modules or a list.
+    """The stacks that a user's paths and patterns name.
 
-    Paths of single blocks make one stack together.
+    A list stands for what it holds. As in `find_stacks`, paths that differ in numbers only are one
+    stack, but each pattern and each list makes stacks of its own.
     """
     nodes = {node.path: node for node in root.walk() if node is not root}
-    stacks: list[Stack] = []
-    singles: Stack = []
-    for pattern in [blocks] if isinstance(blocks, str) else blocks:
+    stacks: dict[tuple[int, str], Stack] = {}
+    for place, pattern in enumerate([blocks] if isinstance(blocks, str) else blocks):
         found = [nodes[path] for path in matching(pattern, nodes, what="module")]
-        if len(found) == 1 and {"ModuleList", "Sequential"} & set(found[0].kinds):
-            stacks.append(found[0].children)
-        elif len(found) == 1:
-            singles += found
-        else:
-            stacks.append(found)
-    return stacks + [singles] if singles else stacks
+        if len(found) == 1 and found[0].children and _is_list(found[0]):
+            found = found[0].children
+        outermost = [node for node in found if not set(node.ancestors()) & set(found)]
+        for node in outermost:
+            key = (place if len(outermost) > 1 else -1, _numberless(node.path))
+            stacks.setdefault(key, []).append(node)
+    return list(stacks.values())
 
 
 def matching(pattern: str, paths: Iterable[str], what: str) -> list[str]:
-    """The paths that a pattern matches, or else, or raises `InputError`.
+    """The paths that a pattern matches; `InputError` if there are none.
 
     It is read as a path, then as a glob whose ``*`` stands for one part of a path and ``**`` for
     any number, then as a regular expression for the whole path.
@@ -102,14 +109,14 @@ def matching(pattern: str, paths: Iterable[str], what: str) -> list[str]:
     paths = list(paths)
     if pattern in paths:
         return [pattern]
-    glob = translate(pattern).replace(".*", "[^.]*").replace("[^.]*[^.]*", ".*")
-    found = [path for path in paths if re.match(glob, path)]
+    wild = {"**": ".*", "*": "[^.]*", "?": "[^.]"}
+    parts = re.split(r"(\*\*|\*|\?)", pattern)
+    glob = "".join(wild.get(part, re.escape(part)) for part in parts)
+    found = [path for path in paths if re.fullmatch(glob, path)]
     if not found:
-        try:
+        with suppress(re.error):
             found = [path for path in paths if re.fullmatch(pattern, path)]
-        except re.error:
-            found = []
     if not found:
         some = ", ".join(paths[:3])
-        raise InputError(f"No {what} of the model matches {pattern!r}; there are {some}, …")
+        raise InputError(f"No {what} of the model matches {pattern!r}; its first are {some}")
     return found

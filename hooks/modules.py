@@ -125,8 +125,8 @@ def _unwrapped(module: nn.Module) -> list[nn.Module]:
 def _wrapped(module: nn.Module) -> nn.Module | None:
     kinds = kinds_of(module)
     for kind, attribute in WRAPPERS.items():
-        inner = module._modules.get(attribute)
-        if kind in kinds and inner is not None:
+        inner = getattr(module, attribute, None) if kind in kinds else None
+        if isinstance(inner, nn.Module):
             return inner
     if "LightningModule" in kinds:  # its one child with weights, whatever the user calls it
         trained = [child for child in module.children() if any(True for _ in child.parameters())]

@@ -1,5 +1,6 @@
 """Where the sublayers of a block leave the residual stream and where they come back to it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dynscope.hooks.families import FAMILIES, Family
@@ -57,7 +58,7 @@ def _by_family(block: Node, family: Family, sublayers: list[Node], into: Residua
 
 def _by_order(block: Node, sublayers: list[Node], into: Residual) -> None:
     """Norms in front of sublayers, behind them, or both, as the order of definition has them."""
-    gaps = _norms_between(block, sublayers)
+    gaps = _between(block, sublayers, lambda node: node.role == "norm")
     n, counts = len(sublayers), [len(gap) for gap in gaps]
     # transformers' authors define norms last wherever they use them: there it proves nothing
     borrowed = type(block.module).__module__.startswith("transformers")
@@ -76,18 +77,25 @@ def _by_order(block: Node, sublayers: list[Node], into: Residual) -> None:
         sources = [_entry(block, sublayer) for sublayer in sublayers]
     else:
         return
+    scales = _between(block, sublayers, lambda node: "LayerScale" in node.kinds)
+    for sublayer, after in zip(sublayers, scales[1:], strict=True):
+        if after:
+            into.branch[sublayer.path] = after[0].path
     if not block.container:
         sources[0] = block
     into.residual.update({s.path: x.path for s, x in zip(sublayers, sources, strict=True) if x})
 
 
-def _norms_between(block: Node, sublayers: list[Node]) -> list[list[Node]]:
+def _between(
+    block: Node, sublayers: list[Node], wanted: Callable[[Node], bool]
+) -> list[list[Node]]:
+    """The wanted modules before the first sublayer, between each two and after the last."""
     gaps: list[list[Node]] = [[]]
-    inside = {id(node) for sublayer in sublayers for node in sublayer.walk()}
+    inside = {node for sublayer in sublayers for node in sublayer.walk()}
     for node in block.walk():
         if node in sublayers:
             gaps.append([])
-        elif node.role == "norm" and id(node) not in inside:
+        elif wanted(node) and node not in inside:
             gaps[-1].append(node)
     return gaps
 

@@ -12,6 +12,7 @@ SUBLAYERS = ("attention", "cross_attention", "ffn", "mixer")
 def assign_roles(root: Node, stacks: list[Stack]) -> None:
     """Give every node under ``root`` its role, weight role, zone, stack and depth."""
     blocks = [block for stack in stacks for block in stack]
+    starts = set(blocks)
     around = {above for block in blocks for above in block.ancestors()}
     for index, stack in enumerate(stacks):
         others = {above for s in stacks if s is not stack for b in s for above in b.ancestors()}
@@ -20,11 +21,11 @@ def assign_roles(root: Node, stacks: list[Stack]) -> None:
     for node in root.walk():
         if node.parent is not None:
             node.zone = node.parent.zone
-            if node in blocks:
+            if node in starts:
                 node.role = node.zone = "block"
             elif node not in around:
                 _assign(node, node.parent)
-    _outer_linears(root, blocks)
+    _outer_linears(list(root.walk()), blocks)
     for block in blocks:
         _inner_linears(block)
     for node in root.walk():
@@ -56,25 +57,23 @@ def is_linear(node: Node) -> bool:
     return node.atomic and any(re.search(LINEAR, kind) for kind in node.kinds)
 
 
-def _outer_linears(root: Node, blocks: Stack) -> None:
+def _outer_linears(nodes: list[Node], blocks: Stack) -> None:
     """Linear layers that no rule knows: before the blocks they embed, after them they are the head.
 
     Without blocks they are the network itself, and the last one is its head.
     """
-    order = list(root.walk())
-    unknown = [n for n in order if n.role == "other" and n.zone in ("outside", "layers")]
+    place = {node: index for index, node in enumerate(nodes)}
+    first, last = (f((place[block] for block in blocks), default=-1) for f in (min, max))
+    unknown = [n for n in nodes if n.role == "other" and n.zone in ("outside", "layers")]
     unknown = [n for n in unknown if is_linear(n)]
-    if blocks:
-        places = [order.index(block) for block in blocks]
-        for node in unknown:
-            if order.index(node) < min(places):
-                node.role = "embed"
-            elif order.index(node) > max(places):
-                node.role = "head"
-        return
     for node in unknown:
-        node.role = "ffn"
-    if unknown and not any(node.role == "head" for node in order):
+        if not blocks:
+            node.role = "ffn"
+        elif place[node] < first:
+            node.role = "embed"
+        elif place[node] > last:
+            node.role = "head"
+    if unknown and not blocks and not any(node.role == "head" for node in nodes):
         unknown[-1].role = "head"
 
 

@@ -1,0 +1,183 @@
+"""`attach`: one line that connects a training loop to a run file."""
+
+import os
+import platform
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dynscope.catalogue import BUNDLES, Metric, bundle
+from dynscope.errors import InputError
+from dynscope.feed import Feed
+from dynscope.hooks.anatomy import Anatomy
+from dynscope.hooks.custom import SiteMetric
+from dynscope.hooks.places import Places
+from dynscope.hooks.recorder import Plan, Recorder
+from dynscope.hooks.schedule import Spec, describe, schedule
+from dynscope.schema import Header
+
+MetricChoice = str | SiteMetric | Sequence[str | SiteMetric]
+
+
+def attach(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    every: Spec = 10,
+    sites: str | Iterable[str] = "blocks",
+    metrics: MetricChoice = "standard",
+    weights_every: Spec = "log",
+    blocks: str | Sequence[str] | None = None,
+    config: Mapping[str, Any] | None = None,
+    name: str = "",
+    scaler: Any | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    start_step: int | None = None,
+    summary: bool = True,
+) -> Recorder:
+    """Record the training of ``model`` into the run file ``path``.
+
+    ``optimizer``: its steps are counted, its gradients and updates read; without it call
+    ``scope.step()`` after each step. ``every``: an interval (step 1 and its multiples), ``"log"``
+    for log-spaced steps, or a function ``step -> bool``; steps count from 1. ``sites``:
+    ``"blocks"`` (embedding, residual stream and sublayers), ``"leaves"`` (every layer), a pattern
+    of module paths or a list of them. ``metrics``: ``"light"``, ``"standard"`` or ``"full"``, or a
+    list of one of them and metrics of your own (`SiteMetric`). ``weights_every``: when the weights
+    are fitted, as ``every``; also at the start and at close. ``blocks``: corrects which modules
+    are the depth axis. ``config``: metadata of yours, anything that JSON can hold. ``name``: of
+    the run. ``scaler``: a `torch.amp.GradScaler`, so that skipped steps are told. An existing
+    ``path`` is refused unless ``resume`` (continue it) or ``overwrite``. ``start_step``: steps
+    done before this one, for a resumed training (by default those in the file). ``summary``:
+    whether two lines are printed to stderr.
+
+    Raises `InputError` for bad arguments and unusable paths, before training starts; afterwards
+    nothing raises.
+    """
+    if resume and overwrite:
+        raise InputError("resume=True and overwrite=True contradict each other: give one", 2)
+    wrapped, model = model, getattr(model, "_orig_mod", model)
+    anatomy = Anatomy.of(model, blocks)
+    chosen = _choose(metrics)
+    light = chosen.bundle == "light"
+    places = Places.of(anatomy, anatomy.select(sites), light=light)
+    plan = Plan(
+        record=schedule(every),
+        weigh=schedule(weights_every, "weights_every"),
+        light=light,
+        full=chosen.bundle == "full",
+        custom=chosen.custom,
+    )
+    header = Header(
+        metrics=chosen.metrics,
+        name=name,
+        config=dict(config or {}),
+        versions=_versions(),
+        world_size=_world()[1],
+        settings={
+            "every": every if isinstance(every, (int, str)) else "callable",
+            "weights_every": weights_every if isinstance(weights_every, (int, str)) else "callable",
+            "sites": sites if isinstance(sites, str) else list(sites),
+            "metrics": chosen.bundle,
+            "angular_distance": "mean over all tokens",
+            "weibull_method": "exact, middle 80 %",
+            "model": type(model).__name__,
+        },
+        optimizer_groups=len(optimizer.param_groups) if optimizer is not None else 0,
+    )
+    feed = Feed(_rank_path(path), header, overwrite=overwrite, resume=resume)
+    recorder = Recorder(
+        wrapped,
+        anatomy,
+        places,
+        feed,
+        plan,
+        optimizer=optimizer,
+        scaler=scaler,
+        start_step=feed.last_step if start_step is None else start_step,
+    )
+    _retrace(wrapped, recorder)
+    if summary:
+        print(_summary(feed.path, places, anatomy, chosen, every), file=sys.stderr)
+    return recorder
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    bundle: str
+    metrics: tuple[Metric, ...]
+    custom: tuple[SiteMetric, ...]
+
+
+def _choose(metrics: MetricChoice) -> _Chosen:
+    wanted = [metrics] if isinstance(metrics, (str, SiteMetric)) else list(metrics)
+    custom = tuple(metric for metric in wanted if isinstance(metric, SiteMetric))
+    names = [metric for metric in wanted if not isinstance(metric, SiteMetric)] or ["standard"]
+    if len(names) > 1 or names[0] not in BUNDLES:
+        raise InputError(
+            f"metrics={metrics!r} names no bundle: give one of {', '.join(BUNDLES)}, "
+            "alone or in a list with SiteMetric objects of your own",
+            2,
+        )
+    catalogue = bundle(names[0])
+    taken = {metric.name for metric in catalogue}
+    for metric in custom:
+        if metric.name in taken:
+            raise InputError(f"metric name {metric.name!r} is taken: choose another one", 2)
+        taken.add(metric.name)
+    return _Chosen(names[0], (*catalogue, *(metric.metric for metric in custom)), custom)
+
+
+def _versions() -> dict[str, str]:
+    try:
+        own = version("dynscope")
+    except PackageNotFoundError:
+        own = "unknown"
+    return {"python": platform.python_version(), "torch": torch.__version__, "dynscope": own}
+
+
+def _world() -> tuple[int, int]:
+    """Rank and number of ranks."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return 0, 1
+
+
+def _rank_path(path: str | os.PathLike[str]) -> Path:
+    """``path`` on rank 0, ``run.rank3.h5`` beside it on rank 3."""
+    given, (rank, _) = Path(path), _world()
+    return given if rank == 0 else given.with_name(f"{given.stem}.rank{rank}{given.suffix}")
+
+
+def _retrace(model: nn.Module, recorder: Recorder) -> None:
+    """Hooks added after the first compiled call would never fire: have it compiled anew, once."""
+    if "torch._dynamo" not in sys.modules:
+        return
+    counters = sys.modules["torch._dynamo"].utils.counters
+    if counters["stats"].get("unique_graphs", 0):
+        torch.compiler.reset()
+        recorder.tell("compile", "compiled code was reset so that it is traced with the hooks")
+
+
+def _summary(path: str, places: Places, anatomy: Anatomy, chosen: _Chosen, every: Spec) -> str:
+    blocks = sum(site.role == "block" for site in anatomy.sites)
+    axis = "depth by call order" if anatomy.by_call_order else f"{blocks} blocks"
+    cells = {"site": len(places.sites), "parameter": len(anatomy.parameters), "top": 3}
+    per_row = sum(
+        4 * cells.get(m.axes[1], 1) * (3 if "top" in m.axes else 1)
+        for m in chosen.metrics
+        if m.axes[0] == "step"
+    )
+    return (
+        f"dynscope: {len(places.sites)} sites over {axis}, {len(anatomy.parameters)} parameters, "
+        f"{chosen.bundle} metrics, {describe(every)}\n"
+        f"dynscope: writing {path}, about {1000 * per_row / 1e6:.1f} MB per 1,000 recorded steps"
+    )

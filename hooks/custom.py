@@ -1,0 +1,63 @@
+"""A metric of the user's own: a function of a tensor, a name, and how its values merge."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from dynscope.catalogue import PARAMETER, SITE, Metric
+from dynscope.errors import InputError
+from dynscope.hooks.tally import Tally
+
+_AXES = {"activation": SITE, "activation_gradient": SITE, "gradient": PARAMETER}
+
+
+@dataclass(frozen=True)
+class SiteMetric:
+    """A quantity that ``compute`` makes of a tensor, recorded beside the catalogue's.
+
+    ``name`` is ``activation/...`` (``compute`` gets a site's output), ``activation_gradient/...``
+    (its gradient) or ``gradient/...`` (a parameter's gradient). ``compute`` runs without autograd
+    and returns a 0-d tensor or a number; on an accelerator it must not wait for the device. Calls
+    of one step are merged by ``merge``: their mean, sum or largest value. Raises `InputError` for
+    a name of another group.
+
+    >>> SiteMetric("activation/near_zero", lambda x: (x.abs() < 1e-3).float().mean())
+    """
+
+    name: str
+    compute: Callable[[Tensor], Tensor | float]
+    merge: Literal["mean", "sum", "max"] = "mean"
+    unit: str = "1"
+    definition: str = ""
+    reading: str = ""
+    source: str = "recorded by the user"
+
+    def __post_init__(self) -> None:
+        if self.group not in _AXES:
+            raise InputError(
+                f"Metric name {self.name!r} does not fit: a metric of your own is called "
+                f"{', '.join(f'{group}/...' for group in _AXES)}"
+            )
+
+    @property
+    def group(self) -> str:
+        return self.name.split("/", 1)[0]
+
+    @property
+    def metric(self) -> Metric:
+        """Its catalogue entry, stored in the run file."""
+        return Metric(
+            self.name, _AXES[self.group], self.unit, self.definition, self.reading, self.source
+        )
+
+    def add(self, tally: Tally, row: int, x: Tensor) -> None:
+        """Merge the value of ``x`` into ``row``."""
+        cell = tally.custom(self.name)[row]
+        value = torch.as_tensor(self.compute(x), dtype=torch.float64, device=cell.device)
+        first = cell[1] == 0
+        merged = torch.maximum(cell[0], value) if self.merge == "max" else cell[0] + value
+        cell[0] = torch.where(first, value, merged)
+        cell[1] += 1

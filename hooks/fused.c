@@ -1,0 +1,261 @@
+/* One visit to memory per observed tensor.
+ *
+ * Each row (a token's channels) is read once; what needs a second look at it (the sum of squares
+ * about the row's own mean, the angle to the block's input) finds it in the first-level cache.
+ * The file is compiled once for each element type by including itself; hooks/fused.py calls it,
+ * and hooks/reduce.py is its twin in PyTorch, with equal numbers.
+ */
+#ifndef ELEMENT
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define SEGMENT 2048 /* elements of a row handled at once: 8 KiB of float, half a first-level cache */
+#define BINS 4096    /* 64 octaves from 2^-40, 64 bins each: at most 1.6 % wide */
+#define FIRST_BIN ((127 - 40) << 6)
+#define MAX_THREADS 256
+
+/* The order of these fields is that of dynscope.hooks.fused.FORWARD. */
+enum { COUNT, SUM, SQUARES, ABS, ZEROS, NONFINITE, MASSIVE, TOKENS, ANGLE, COSINE, IN_SQUARES, ABSMAX, FIELDS };
+
+typedef struct {
+  double sums[FIELDS];
+  double top[3];
+  int64_t top_index[3];
+  int32_t histogram[BINS];
+} Partial;
+
+static inline float from_float(float x) { return x; }
+static inline float from_bfloat16(uint16_t x) {
+  uint32_t bits = (uint32_t)x << 16;
+  float y;
+  memcpy(&y, &bits, 4);
+  return y;
+}
+
+static inline int bin_of(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  int32_t bin = (int32_t)((bits & 0x7fffffff) >> 17) - FIRST_BIN;
+  return bin < 0 ? 0 : bin >= BINS ? BINS - 1 : bin;
+}
+
+static inline int is_nonfinite(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  return (bits & 0x7f800000) == 0x7f800000;
+}
+
+static void keep_top(Partial *p, float x, int64_t index) {
+  double magnitude = fabs((double)x);
+  if (!(magnitude > fabs(p->top[2]))) return;
+  int place = magnitude > fabs(p->top[0]) ? 0 : magnitude > fabs(p->top[1]) ? 1 : 2;
+  for (int i = 2; i > place; i--) {
+    p->top[i] = p->top[i - 1];
+    p->top_index[i] = p->top_index[i - 1];
+  }
+  p->top[place] = x;
+  p->top_index[place] = index;
+}
+
+/* A sticky maximum: once NaN, always NaN. */
+static inline double largest(double a, double b) { return (a != a || a > b) ? a : b; }
+
+/* The magnitude below which half of the histogram lies, by geometric interpolation in its bin:
+ * the same arithmetic as dynscope.tally.median_of_histogram. */
+static double median_of(const int32_t *histogram) {
+  double total = 0, below = 0;
+  for (int i = 0; i < BINS; i++) total += histogram[i];
+  for (int i = 0; i < BINS; i++) {
+    double here = histogram[i];
+    if (here > 0 && below + here >= total / 2) {
+      if (i == 0) return 0;
+      double inside = (total / 2 - below) / here;
+      double low = ldexp(1 + (i % 64) / 64.0, i / 64 - 40);
+      double high = ldexp(1 + (i % 64 + 1) / 64.0, i / 64 - 40);
+      return low * pow(high / low, inside);
+    }
+    below += here;
+  }
+  return 0;
+}
+
+static Partial partials[MAX_THREADS]; /* observe calls are serialized by the caller */
+
+#define PASTE(a, b) a##b
+#define NAME(a, b) PASTE(a, b)
+
+#define ELEMENT float
+#define CONVERT from_float
+#define SUFFIX _float32
+#include "fused.c"
+#undef ELEMENT
+#undef CONVERT
+#undef SUFFIX
+
+#define ELEMENT uint16_t
+#define CONVERT from_bfloat16
+#define SUFFIX _bfloat16
+#include "fused.c"
+#undef ELEMENT
+#undef CONVERT
+#undef SUFFIX
+
+#ifdef __FLT16_MAX__
+static inline float from_half(_Float16 x) { return (float)x; }
+#define ELEMENT _Float16
+#define CONVERT from_half
+#define SUFFIX _float16
+#include "fused.c"
+#undef ELEMENT
+#undef CONVERT
+#undef SUFFIX
+#endif
+
+#else /* the functions, once for each ELEMENT */
+
+static void NAME(segment, SUFFIX)(const ELEMENT *x, int64_t n, int64_t index, int64_t stride, Partial *p) {
+  float sum = 0, magnitudes = 0, largest_here = 0;
+  int32_t zeros = 0, nonfinite = 0;
+#pragma omp simd reduction(+ : sum, magnitudes, zeros, nonfinite) reduction(max : largest_here)
+  for (int64_t i = 0; i < n; i++) {
+    float v = CONVERT(x[i]);
+    float a = fabsf(v);
+    sum += v;
+    magnitudes += a;
+    zeros += v == 0;
+    nonfinite += is_nonfinite(v);
+    largest_here = a > largest_here ? a : largest_here;
+  }
+  float mean = sum / (float)n;
+  double squares = 0;
+#pragma omp simd reduction(+ : squares)
+  for (int64_t i = 0; i < n; i++) {
+    double d = (double)(CONVERT(x[i]) - mean);
+    squares += d * d;
+  }
+  /* sum of squares about 0 from the one about a nearby point: exact up to double rounding */
+  double m = mean;
+  p->sums[SQUARES] += squares + 2 * m * ((double)sum - (double)n * m) + (double)n * m * m;
+  p->sums[COUNT] += (double)n;
+  p->sums[SUM] += sum;
+  p->sums[ABS] += magnitudes;
+  p->sums[ZEROS] += zeros;
+  p->sums[NONFINITE] += nonfinite;
+  double absmax = magnitudes != magnitudes ? (double)magnitudes : largest_here;
+  p->sums[ABSMAX] = largest(p->sums[ABSMAX], absmax);
+  if (largest_here > fabs(p->top[2]))
+    for (int64_t i = 0; i < n; i++) {
+      float v = CONVERT(x[i]);
+      if (fabsf(v) > fabs(p->top[2]) && !is_nonfinite(v)) keep_top(p, v, index + i);
+    }
+  for (int64_t i = (stride - index % stride) % stride; i < n; i += stride) {
+    float v = CONVERT(x[i]);
+    if (!is_nonfinite(v)) p->histogram[bin_of(v)]++;
+  }
+}
+
+/* Angle between a row and its reference by 2 atan2(|u - v|, |u + v|) of the unit vectors, which
+ * keeps its accuracy where arccos of the cosine loses it. */
+static void NAME(angle, SUFFIX)(const ELEMENT *x, const ELEMENT *r, int64_t n, Partial *p) {
+  double xx = 0, rr = 0, apart = 0, together = 0;
+#pragma omp simd reduction(+ : xx, rr)
+  for (int64_t i = 0; i < n; i++) {
+    double a = CONVERT(x[i]), b = CONVERT(r[i]);
+    xx += a * a;
+    rr += b * b;
+  }
+  p->sums[IN_SQUARES] += rr;
+  if (xx == 0 || rr == 0) return; /* a zero vector has no direction */
+  float sx = (float)(1 / sqrt(xx)), sr = (float)(1 / sqrt(rr));
+#pragma omp simd reduction(+ : apart, together)
+  for (int64_t i = 0; i < n; i++) {
+    double u = (double)CONVERT(x[i]) * sx, v = (double)CONVERT(r[i]) * sr;
+    apart += (u - v) * (u - v);
+    together += (u + v) * (u + v);
+  }
+  double angle = 2 * atan2(sqrt(apart), sqrt(together));
+  p->sums[TOKENS] += 1;
+  p->sums[ANGLE] += angle / M_PI;
+  p->sums[COSINE] += cos(angle);
+}
+
+/* Statistics of x (rows x columns, contiguous) and, where r is given, of its angle to r row by row.
+ * out: FIELDS doubles; histogram: BINS counts of this call; top, top_index: largest magnitudes. */
+void NAME(observe, SUFFIX)(const ELEMENT *x, const ELEMENT *r, int64_t rows, int64_t columns,
+                           int64_t stride, int threads, double *out, int32_t *histogram,
+                           double *top, int64_t *top_index) {
+  int64_t total = rows * columns;
+  int64_t unit = r ? columns : SEGMENT, units = r ? rows : (total + SEGMENT - 1) / SEGMENT;
+  if (threads > MAX_THREADS) threads = MAX_THREADS;
+  if (total < 32768) threads = 1;
+  for (int t = 0; t < threads; t++) {
+    memset(&partials[t], 0, sizeof(Partial));
+    for (int i = 0; i < 3; i++) partials[t].top_index[i] = -1;
+  }
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+  for (int t = 0; t < threads; t++)
+    for (int64_t u = units * t / threads; u < units * (t + 1) / threads; u++) {
+      int64_t stop = (u + 1) * unit < total ? (u + 1) * unit : total;
+      for (int64_t start = u * unit; start < stop; start += SEGMENT) {
+        int64_t n = stop - start < SEGMENT ? stop - start : SEGMENT;
+        NAME(segment, SUFFIX)(x + start, n, start, stride, &partials[t]);
+      }
+      if (r) NAME(angle, SUFFIX)(x + u * unit, r + u * unit, unit, &partials[t]);
+    }
+  Partial *all = &partials[0];
+  for (int t = 1; t < threads; t++) {
+    Partial *p = &partials[t];
+    for (int f = 0; f < ABSMAX; f++) all->sums[f] += p->sums[f];
+    all->sums[ABSMAX] = largest(all->sums[ABSMAX], p->sums[ABSMAX]);
+    for (int i = 0; i < BINS; i++) all->histogram[i] += p->histogram[i];
+    for (int i = 0; i < 3; i++)
+      if (p->top_index[i] >= 0) keep_top(all, (float)p->top[i], p->top_index[i]);
+  }
+  if (all->sums[ABSMAX] > 100) {
+    double bar = 1000 * median_of(all->histogram);
+    int64_t massive = 0;
+    if (all->sums[ABSMAX] >= bar)
+#pragma omp parallel for num_threads(threads) reduction(+ : massive)
+      for (int64_t i = 0; i < total; i++) {
+        float a = fabsf(CONVERT(x[i]));
+        massive += a > 100 && a >= bar;
+      }
+    all->sums[MASSIVE] = (double)massive;
+  }
+  memcpy(out, all->sums, sizeof all->sums);
+  memcpy(top, all->top, sizeof all->top);
+  memcpy(top_index, all->top_index, sizeof all->top_index);
+  memcpy(histogram, all->histogram, sizeof all->histogram);
+}
+
+/* Sum of squares, number of non-finite values and largest magnitude of n elements. */
+void NAME(squares, SUFFIX)(const ELEMENT *x, int64_t n, int threads, double *out) {
+  double squares = 0, absmax = 0;
+  int64_t nonfinite = 0, nan = 0;
+  if (n < 65536) threads = 1;
+#pragma omp parallel for num_threads(threads) reduction(+ : squares, nonfinite, nan) reduction(max : absmax)
+  for (int64_t start = 0; start < n; start += SEGMENT) {
+    int64_t stop = start + SEGMENT < n ? start + SEGMENT : n;
+    double sum = 0;
+    float largest_here = 0;
+    int32_t bad = 0, not_a_number = 0;
+#pragma omp simd reduction(+ : sum, bad, not_a_number) reduction(max : largest_here)
+    for (int64_t i = start; i < stop; i++) {
+      float v = CONVERT(x[i]);
+      float a = fabsf(v);
+      sum += (double)v * (double)v;
+      bad += is_nonfinite(v);
+      not_a_number += v != v;
+      largest_here = a > largest_here ? a : largest_here;
+    }
+    squares += sum;
+    nonfinite += bad;
+    nan += not_a_number;
+    absmax = largest_here > absmax ? largest_here : absmax;
+  }
+  out[0] = squares;
+  out[1] = (double)nonfinite;
+  out[2] = nan ? NAN : absmax;
+}
+#endif

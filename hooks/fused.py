@@ -1,0 +1,158 @@
+"""The one-visit reduction for CPU tensors: ``fused.c``, compiled once in the background.
+
+A recorder starts the compilation when it attaches and uses `dynscope.hooks.reduce` until the
+library is there; where no C compiler is found it does so for ever. The library is cached per
+source, compiler and processor.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dynscope.tally import BINS, SUMS
+
+SOURCE = Path(__file__).with_name("fused.c")
+# The fields of fused.c, in its order; the last one is a maximum, the others are sums.
+FIELDS = ("count", "sum", "squares", "abs", "zeros", "nonfinite", "massive", "tokens", "angle",
+          "cosine", "input_squares")  # fmt: skip
+assert SUMS[: len(FIELDS)] == FIELDS
+SUFFIXES = MappingProxyType(
+    {torch.float32: "_float32", torch.bfloat16: "_bfloat16", torch.float16: "_float16"}
+)
+_FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC")
+# OpenMP is left undefined in the library, so that it resolves to the one torch has loaded: a
+# second OpenMP runtime would keep a second set of threads spinning.
+_OPENMP = ("-fopenmp", "-nodefaultlibs", "-lc", "-lm")
+
+
+def _compiler() -> str | None:
+    return shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine() + platform.processor()
+    return "".join(line for line in lines[:64] if line.startswith(("flags", "model name")))
+
+
+def _library_path(compiler: str) -> Path:
+    key = SOURCE.read_bytes() + (compiler + _processor() + repr((_FLAGS, _OPENMP))).encode()
+    name = f"fused-{hashlib.sha256(key).hexdigest()[:16]}.so"
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = Path(cache) / "dynscope"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if os.access(folder, os.W_OK):
+            return folder / name
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="dynscope-")) / name
+
+
+class Library:
+    """The compiled functions of ``fused.c``."""
+
+    def __init__(self, path: Path) -> None:
+        self._dll = ctypes.CDLL(str(path))
+        self.dtypes = frozenset(
+            dtype for dtype, suffix in SUFFIXES.items() if hasattr(self._dll, "observe" + suffix)
+        )
+
+    def observe(
+        self, x: Tensor, reference: Tensor | None, stride: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Fields, histogram, and top values with their flat indices, of a contiguous tensor."""
+        columns = x.shape[-1] if x.dim() else 1
+        out, top = np.empty(len(FIELDS) + 1), np.empty(3)
+        histogram, index = np.empty(BINS, np.int32), np.empty(3, np.int64)
+        function = getattr(self._dll, "observe" + SUFFIXES[x.dtype])
+        function(
+            ctypes.c_void_p(x.data_ptr()),
+            ctypes.c_void_p(reference.data_ptr() if reference is not None else None),
+            ctypes.c_int64(x.numel() // columns),
+            ctypes.c_int64(columns),
+            ctypes.c_int64(stride),
+            ctypes.c_int(torch.get_num_threads()),
+            *(ctypes.c_void_p(array.ctypes.data) for array in (out, histogram, top, index)),
+        )
+        return out, histogram, top, index
+
+    def squares(self, x: Tensor) -> np.ndarray:
+        """Sum of squares, non-finite count and largest magnitude of a contiguous tensor."""
+        out = np.empty(3)
+        function = getattr(self._dll, "squares" + SUFFIXES[x.dtype])
+        function(
+            ctypes.c_void_p(x.data_ptr()),
+            ctypes.c_int64(x.numel()),
+            ctypes.c_int(torch.get_num_threads()),
+            ctypes.c_void_p(out.ctypes.data),
+        )
+        return out
+
+
+class Compilation:
+    """The library, being made: `library` is None until it is there."""
+
+    def __init__(self) -> None:
+        self.library: Library | None = None
+        self.reason = ""
+        self._process: subprocess.Popen[bytes] | None = None
+        compiler = None if os.environ.get("DYNSCOPE_FUSED") == "0" else _compiler()
+        if compiler is None:
+            self.reason = "no C compiler found"
+            return
+        self._path = _library_path(compiler)
+        self._commands = [
+            [compiler, *_FLAGS, str(SOURCE), "-o", self._made, *extra] for extra in (_OPENMP, ())
+        ]
+        if self._path.exists():
+            self._load(self._path)
+        if self.library is None:
+            self._start()
+
+    @property
+    def _made(self) -> str:
+        return f"{self._path}.{os.getpid()}"
+
+    def _start(self) -> None:
+        try:
+            self._process = subprocess.Popen(
+                self._commands.pop(0),
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+        except OSError as error:
+            self.reason = str(error)
+
+    def _load(self, path: Path) -> bool:
+        try:
+            self.library = Library(path)
+        except OSError as error:
+            self.reason = str(error)
+        return self.library is not None
+
+    def poll(self, wait: bool = False) -> Library | None:
+        """The library as soon as it is there; ``wait`` stays until that is decided."""
+        while self._process is not None:
+            if not wait and self._process.poll() is None:
+                return None
+            failed = self._process.wait() != 0
+            self._process = None
+            if not failed and self._load(Path(self._made)):
+                os.replace(self._made, self._path)
+                return self.library
+            self.reason = self.reason or "the C compiler failed"
+            if self._commands:
+                self._start()
+        return self.library

@@ -1,0 +1,171 @@
+"""Gradients and updates of the parameters, read around the optimizer's step."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from dynscope.hooks.anatomy import Anatomy
+from dynscope.hooks.custom import SiteMetric
+from dynscope.hooks.measure import Measure
+from dynscope.hooks.reduce import sparse_stride
+from dynscope.hooks.tally import Tally
+from dynscope.tally import OPTIMIZER, PARAMETER
+
+UPDATE_SAMPLE = 2**15
+"""Elements of a parameter whose change is followed: 0.6 % standard error of a Gaussian update's
+norm, within the 256 KiB allowed per parameter."""
+
+_COLUMN = {name: i for i, name in enumerate(PARAMETER)}
+
+
+class ParameterWatch:
+    """Reads every parameter once, however often it is shared, by looking it up at step time.
+
+    A parameter that was replaced after attaching is therefore still followed. Nothing here calls
+    a clipping function or writes to a gradient.
+    """
+
+    def __init__(
+        self,
+        anatomy: Anatomy,
+        measure: Measure,
+        custom: Sequence[SiteMetric],
+        on_failure: Callable[[str, str], None],
+        *,
+        light: bool,
+        full: bool,
+    ) -> None:
+        self._measure, self._on_failure = measure, on_failure
+        self._custom = [metric for metric in custom if metric.group == "gradient"]
+        self._light, self._full = light, full
+        self.names = [parameter.name for parameter in anatomy.parameters]
+        self._owners = [_owner(anatomy, name) for name in self.names]
+        self._tensors = [anatomy.tensors[name] for name in self.names]
+        self._quiet: set[int] = set()
+        self._before: dict[int, Tensor] = {}
+
+    def current(self) -> list[Tensor | None]:
+        """The parameters as they are now; None where one was removed."""
+        return [
+            tensor if owner is None else owner._parameters.get(attribute)
+            for (owner, attribute), tensor in zip(self._owners, self._tensors, strict=True)
+        ]
+
+    @torch.no_grad()
+    def read_gradients(self, tally: Tally, scale: Tensor | float | None = None) -> None:
+        """What the optimizer is about to apply; ``scale`` is a loss scale still in the gradients."""
+
+        def read(i: int, parameter: Tensor) -> None:
+            gradient = _dense(parameter.grad)
+            if gradient is None:
+                return
+            seen = self._squares(gradient, scale)
+            _write(tally, i, ("squares", "nonfinite", "absmax", "count"), (*seen, gradient.numel()))
+            for metric in self._custom:
+                metric.add(tally, i, gradient)
+
+        self._each(read)
+
+    @torch.no_grad()
+    def read_before_clip(self, tally: Tally) -> None:
+        """The norms before the user clips."""
+
+        def read(i: int, parameter: Tensor) -> None:
+            gradient = _dense(parameter.grad)
+            if gradient is not None:
+                squares = self._squares(gradient, None)[0]
+                _write(tally, i, ("before_clip", "before_clip_seen"), (squares, 1.0))
+
+        self._each(read)
+
+    @torch.no_grad()
+    def before_step(self) -> None:
+        """Keep a sample of the weights, or in the full bundle all of them."""
+        self._before.clear()
+        if not self._light:
+            self._each(lambda i, p: self._before.__setitem__(i, self._sample(p).clone()))
+
+    @torch.no_grad()
+    def after_step(self, tally: Tally) -> None:
+        """What the step changed on the sample."""
+
+        def read(i: int, parameter: Tensor) -> None:
+            before = self._before.get(i)
+            now = self._sample(parameter)
+            if before is None or before.shape != now.shape or before.device != now.device:
+                return
+            weights = before.double()
+            values = ((now.double() - weights).square().sum(), weights.square().sum())
+            names = ("update_squares", "weight_squares", "update_seen")
+            _write(tally, i, names, (*values, float(now.numel())))
+
+        self._each(read)
+        self._before.clear()
+
+    def _sample(self, parameter: Tensor) -> Tensor:
+        flat = _local(parameter.detach()).flatten()
+        return flat if self._full else flat[:: sparse_stride(tuple(parameter.shape), UPDATE_SAMPLE)]
+
+    def _squares(
+        self, gradient: Tensor, scale: Tensor | float | None
+    ) -> tuple[Tensor | float, Tensor | float, Tensor | float]:
+        squares, nonfinite, absmax = self._measure.squares_of(gradient)
+        if scale is not None:
+            squares, absmax = squares / scale**2, absmax / scale
+        return squares, nonfinite, absmax
+
+    def _each(self, read: Callable[[int, Tensor], None]) -> None:
+        for i, parameter in enumerate(self.current()):
+            if i in self._quiet or parameter is None or not parameter.requires_grad:
+                continue
+            if is_lazy(parameter) or parameter.is_meta or parameter.numel() == 0:
+                continue
+            try:
+                read(i, parameter)
+            except Exception as error:
+                self._quiet.add(i)
+                self._on_failure(self.names[i], f"{type(error).__name__}: {error}")
+
+
+def read_optimizer(optimizer: torch.optim.Optimizer, tally: Tally) -> None:
+    """The settings of each parameter group, as the coming step uses them."""
+    for row, group in zip(tally.optimizer, optimizer.param_groups, strict=False):
+        betas = group.get("betas", (group.get("momentum", torch.nan), torch.nan))
+        settings: dict[str, Any] = {**group, "beta1": betas[0], "beta2": betas[1]}
+        for i, name in enumerate(OPTIMIZER):
+            value = settings.get(name, torch.nan)
+            row[i] = value if isinstance(value, (int, float, Tensor)) else torch.nan
+
+
+def _owner(anatomy: Anatomy, name: str) -> tuple[nn.Module | None, str]:
+    """The module that holds the parameter and its name there; None inside wrappers."""
+    prefix, _, attribute = name.rpartition(".")
+    module = anatomy.modules.get(prefix)
+    held = module is not None and module._parameters.get(attribute) is anatomy.tensors[name]
+    return (module if held else None), attribute
+
+
+def _local(x: Tensor) -> Tensor:
+    return x.to_local() if hasattr(x, "to_local") else x
+
+
+def _dense(gradient: Tensor | None) -> Tensor | None:
+    """The values of a gradient: repeated rows of a sparse one are added up first."""
+    if gradient is None:
+        return None
+    gradient = _local(gradient.detach())
+    if gradient.is_sparse:
+        gradient = gradient.coalesce().values()
+    return gradient if gradient.numel() else None
+
+
+def _write(tally: Tally, row: int, names: Sequence[str], values: Sequence[Tensor | float]) -> None:
+    if tally.on_host is not None:
+        for name, value in zip(names, values, strict=True):
+            tally.on_host["parameters"][row, _COLUMN[name]] = float(value)
+        return
+    for name, value in zip(names, values, strict=True):
+        tally.parameters[row, _COLUMN[name]] = value

@@ -1,0 +1,127 @@
+"""From an anatomy and a choice of sites to the tally's rows and the hooks that fill them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from dynscope.hooks.anatomy import Anatomy
+from dynscope.hooks.observation import (
+    InputHook,
+    Observer,
+    RootHook,
+    Row,
+    SiteHook,
+    VersionHook,
+)
+from dynscope.site import Site
+
+_CONVOLUTIONS = (
+    nn.modules.conv._ConvNd,
+    nn.modules.batchnorm._NormBase,
+    nn.modules.pooling._MaxPoolNd,
+    nn.modules.pooling._AvgPoolNd,
+)
+
+
+@dataclass(frozen=True)
+class Places:
+    """``rows`` of the tally; the first ``len(sites)`` are the sites, in order of definition.
+
+    ``branch`` and ``residual`` name for each row the rows whose sizes its branch_ratio compares,
+    or -1; ``inputs`` are the rows whose module's input is taken.
+    """
+
+    sites: tuple[Site, ...]
+    rows: list[Row]
+    branch: list[int]
+    residual: list[int]
+    inputs: frozenset[int]
+
+    @classmethod
+    def of(cls, anatomy: Anatomy, sites: Sequence[Site], *, light: bool) -> "Places":
+        """A row per site, and one for each other place that a branch_ratio needs."""
+        layout = _Layout(anatomy)
+        rows = [
+            Row(s.path, layout.of(s.path), paired=s.role == "block" and not light) for s in sites
+        ]
+        index = {row.path: i for i, row in enumerate(rows)}
+        branch, residual = [-1] * len(rows), [-1] * len(rows)
+        inputs: set[int] = set()
+
+        def place(path: str, kind: str) -> int:
+            if path not in index:
+                index[path] = len(rows)
+                rows.append(Row(path, kind="size" if kind == "size" else "input"))
+            return index[path]
+
+        for i, site in enumerate(sites):
+            if light or site.path not in anatomy.residual:
+                continue
+            branch[i] = place(anatomy.branch.get(site.path, site.path), "size")
+            stream = place(anatomy.residual[site.path], "input")
+            if not rows[stream].paired:
+                inputs.add(stream)
+            residual[i] = stream
+        unused = [-1] * (len(rows) - len(sites))
+        return cls(tuple(sites), rows, branch + unused, residual + unused, frozenset(inputs))
+
+    def hook(
+        self, anatomy: Anatomy, observer: Observer, on_failure: Callable[[str, str], None]
+    ) -> list[RemovableHandle]:
+        """Register every hook; a module that takes none (TorchScript) is told to ``on_failure``."""
+        handles: list[RemovableHandle] = []
+        for i, row in enumerate(self.rows):
+            module = anatomy.modules[row.path]
+            try:
+                handles.extend(_register(module, observer, i, row, i in self.inputs))
+            except Exception as error:
+                on_failure(row.path, f"takes no hook ({type(error).__name__}: {error})")
+        return handles
+
+
+def _register(
+    module: nn.Module, observer: Observer, index: int, row: Row, takes_input: bool
+) -> Iterator[RemovableHandle]:
+    if isinstance(module, torch.jit.ScriptModule):
+        raise TypeError("TorchScript modules cannot be hooked")
+    if takes_input:
+        yield module.register_forward_pre_hook(InputHook(observer, index), with_kwargs=True)
+    if row.kind == "input":
+        return
+    hook = SiteHook(observer, index)
+    if row.paired:
+        yield module.register_forward_pre_hook(VersionHook(hook), with_kwargs=True)
+    yield module.register_forward_hook(hook, with_kwargs=row.paired)
+
+
+def hook_root(
+    model: nn.Module, observer: Observer, on_enter: Callable[[], None]
+) -> list[RemovableHandle]:
+    """Watch the whole model being entered and left."""
+    if isinstance(model, torch.jit.ScriptModule):
+        return []
+    return [
+        model.register_forward_pre_hook(RootHook(observer, True, on_enter)),
+        model.register_forward_hook(RootHook(observer, False, on_enter)),
+    ]
+
+
+class _Layout:
+    """Which axes of a site's output hold channels, tokens and batch."""
+
+    def __init__(self, anatomy: Anatomy) -> None:
+        self._modules = anatomy.modules
+        self._tokens_first = any(
+            getattr(module, "batch_first", True) is False for module in anatomy.modules.values()
+        )
+
+    def of(self, path: str) -> str:
+        """ "bct" beside and inside convolutions, "tbc" where a module says batch_first=False."""
+        module, parent = self._modules[path], self._modules.get(path.rpartition(".")[0])
+        family = (module, *module.children(), *(parent.children() if parent and path else ()))
+        if any(isinstance(member, _CONVOLUTIONS) for member in family):
+            return "bct"
+        return "tbc" if self._tokens_first else "btc"

@@ -1,0 +1,181 @@
+"""The tally: one buffer on the model's device, into which hooks add and which a step drains."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dynscope.tally import BINS, MAXIMA, OPTIMIZER, PARAMETER, SUMS
+
+Drained = Callable[[], dict[str, np.ndarray]]
+
+_SUM = {name: i for i, name in enumerate(SUMS)}
+_MAX = {name: i for i, name in enumerate(MAXIMA)}
+
+
+class Tally:
+    """A row per observed place, a row per parameter, a row per optimizer group.
+
+    All of it lies in one tensor, so that a step is drained by one copy to the host. Attributes
+    are views into it: ``sums`` (rows, len(SUMS)), ``maxima`` (rows, 2), ``top`` (rows, 3, 4),
+    ``histogram`` (rows, 4096) int32, ``parameters``, ``optimizer`` and one view per custom metric
+    with the columns value and weight.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        parameters: int,
+        groups: int,
+        custom: Mapping[str, int],
+        device: torch.device,
+    ) -> None:
+        self._shapes: dict[str, tuple[int, ...]] = {
+            "sums": (rows, len(SUMS)),
+            "maxima": (rows, len(MAXIMA)),
+            "top": (rows, 3, 4),
+            "parameters": (parameters, len(PARAMETER)),
+            "optimizer": (groups, len(OPTIMIZER)),
+            "histogram": (rows, BINS // 2),  # two int32 counts in the space of a float64
+        } | {f"custom:{name}": (length, 2) for name, length in custom.items()}
+        size = sum(int(np.prod(shape)) for shape in self._shapes.values())
+        with torch.inference_mode(False):
+            self._buffer = torch.zeros(size, dtype=torch.float64, device=device)
+        self.device = device
+        self._views = self._split(self._buffer)
+        self.sums, self.maxima = self._views["sums"], self._views["maxima"]
+        self.top, self.histogram = self._views["top"], self._views["histogram"]
+        self.parameters, self.optimizer = self._views["parameters"], self._views["optimizer"]
+        # On the CPU, scalars are added through numpy: a tenth of the cost of a tensor operation.
+        self.on_host = (
+            {name: view.numpy() for name, view in self._views.items()}
+            if device.type == "cpu"
+            else None
+        )
+        self.clear()
+
+    def _split(self, buffer: Tensor) -> dict[str, Tensor]:
+        views, start = {}, 0
+        for name, shape in self._shapes.items():
+            size = int(np.prod(shape))
+            part = buffer[start : start + size]
+            part = part.view(torch.int32) if name == "histogram" else part
+            views[name] = part.view(shape[0], *(shape[1:] if name != "histogram" else (BINS,)))
+            start += size
+        return views
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffer."""
+        return self._buffer.nbytes
+
+    def custom(self, name: str) -> Tensor:
+        """Value and weight of the custom metric ``name``: (rows or parameters, 2)."""
+        return self._views[f"custom:{name}"]
+
+    def clear(self) -> None:
+        """Back to nothing observed."""
+        self._buffer.zero_()
+        self.top[:, :, 0] = torch.nan
+
+    def keep_if(self, keep: Tensor) -> None:
+        """Forget what was added unless ``keep`` (0-d bool) holds, without waiting for it."""
+        empty = torch.zeros((), dtype=torch.float64, device=self.device)
+        torch.where(keep, self._buffer, empty, out=self._buffer)
+        self.top[:, :, 0] = torch.where(keep, self.top[:, :, 0], torch.nan)
+
+    def add(self, row: int, values: Mapping[str, Tensor | float]) -> None:
+        """Add named sums to ``row`` and raise its named maxima (a NaN stays)."""
+        if self.on_host is not None:
+            sums, maxima = self.on_host["sums"], self.on_host["maxima"]
+            for name, value in values.items():
+                if name in _SUM:
+                    sums[row, _SUM[name]] += float(value)
+                else:
+                    cell = maxima[row, _MAX[name] :][:1]
+                    np.maximum(cell, float(value), out=cell)
+            return
+        self.sums[row] += self._vector(values, SUMS)
+        torch.maximum(self.maxima[row], self._vector(values, MAXIMA), out=self.maxima[row])
+
+    def _vector(self, values: Mapping[str, Tensor | float], names: Sequence[str]) -> Tensor:
+        """The named values in order, 0 where absent, without a copy from the host."""
+        where = next((v.device for v in values.values() if isinstance(v, Tensor)), self.device)
+        cells = [
+            value.double()
+            if isinstance(value := values.get(name, 0.0), Tensor)
+            else torch.full((), value, dtype=torch.float64, device=where)
+            for name in names
+        ]
+        return torch.stack(cells).to(self.device, non_blocking=True)
+
+    def add_top(self, row: int, found: Tensor | np.ndarray) -> None:
+        """Merge three more elements (3, 4: value, channel, token, batch) into the top three.
+
+        Missing ones have a NaN value.
+        """
+        if isinstance(found, np.ndarray):
+            top = self.top[row].numpy()
+            six = np.concatenate([top, found])
+            magnitude = np.nan_to_num(np.abs(six[:, 0]), nan=-1.0)
+            top[:] = six[np.argsort(-magnitude, kind="stable")[:3]]
+        else:
+            both = torch.cat([self.top[row], found])
+            size = both[:, 0].abs().nan_to_num(nan=-1.0)
+            self.top[row] = both[size.argsort(descending=True, stable=True)[:3]]
+
+    def add_histogram(self, row: int, counts: Tensor | np.ndarray) -> None:
+        """Add one tensor's magnitude counts (4096)."""
+        if isinstance(counts, np.ndarray):
+            self.histogram[row].numpy()[:] += counts
+        else:
+            self.histogram[row] += counts
+
+    def drain(self) -> Drained:
+        """Empty the tally; calling the result gives what it held, as host arrays.
+
+        One copy to the host, which on an accelerator nobody waits for before the call.
+        """
+        if self.device.type == "cuda":
+            host = torch.empty_like(self._buffer, device="cpu", pin_memory=True)
+            host.copy_(self._buffer, non_blocking=True)
+            done = torch.cuda.Event()
+            done.record()
+        else:
+            host, done = self._buffer.to("cpu", copy=True), None
+        self.clear()
+
+        def arrays() -> dict[str, np.ndarray]:
+            if done is not None:
+                done.synchronize()
+            return {name: view.numpy() for name, view in self._split(host).items()}
+
+        return arrays
+
+
+Index = TypeVar("Index", int, Tensor)
+
+
+def locate(index: Index, shape: Sequence[int], layout: str) -> tuple[Index, Index, Index]:
+    """Channel, token and batch of a flat index into ``shape``; -1 where there is no such axis.
+
+    ``layout`` names the axes: "btc" (the last axis holds channels, the one before it tokens, those
+    before that the batch), "tbc" (tokens first) or "bct" (channels at axis 1, as in images, with
+    the flattened remaining axes as positions). Two axes are batch and channels.
+    """
+    sizes, none = list(shape), index * 0 - 1
+    if len(sizes) < 2:
+        return index, none, none
+    if layout == "bct" and len(sizes) > 2:
+        inner = math.prod(sizes[2:])
+        batch, rest = index // (sizes[1] * inner), index % (sizes[1] * inner)
+        return rest // inner, rest % inner, batch
+    channel, outer = index % sizes[-1], index // sizes[-1]
+    if len(sizes) == 2:
+        return channel, none, outer
+    if layout == "tbc":
+        return channel, outer // sizes[1], outer % sizes[1]
+    return channel, outer % sizes[-2], outer // sizes[-2]
