@@ -1,5 +1,8 @@
 """Cards of one run: for every metric its charts, and the words beside them."""
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 
 from dynscope.catalogue import METRICS, Metric
@@ -39,23 +42,32 @@ def metric_card(measured: Measured, metric: Metric) -> Card:
     else:
         charts = (profile_chart(found, f"{identity(metric.name)}-profile"),)
         heat = map_chart(found, f"{identity(metric.name)}-map")
-        charts += () if heat is None else (heat,)
-        if found.constant is not None:
+        if found.constant is None and heat is not None:
+            charts += (heat,)
+        elif found.constant is not None:
             remark = f"{words.number(found.constant)} everywhere, at every recorded step."
     return card(metric, charts, remark)
 
 
-def card(metric: Metric, charts: tuple[Chart, ...], remark: str = "", **more: str) -> Card:
-    fields = {
-        "id": identity(metric.name),
-        "title": metric.short.replace("_", " "),
-        "unit": metric.unit,
-        "definition": metric.definition,
-        "reading": metric.reading,
-        "source": metric.source,
-        "name": metric.name,
-    }
-    return Card(**(fields | more), charts=charts, remark=remark)
+def hero(measured: Measured) -> Chart | None:
+    """What is seen first: the residual stream's variance over depth, moved by the slider."""
+    if not measured.has("activation/variance"):
+        return None
+    found = profile(measured, METRICS["activation/variance"])
+    if not found.series:
+        return None
+    chart = profile_chart(found, "hero")
+    spec = chart.spec | {"layout": chart.spec["layout"] | {"height": 260}}
+    return replace(chart, spec=spec, title="Activation variance")
+
+
+def card(metric: Metric, charts: tuple[Chart, ...], remark: str = "", **more: Any) -> Card:
+    """A card with the catalogue's words, of which ``more`` may replace some."""
+    made = Card(
+        identity(metric.name), words.title(metric.short), metric.unit, metric.definition,
+        metric.reading, metric.source, charts, remark, metric.name,
+    )  # fmt: skip
+    return replace(made, **more)
 
 
 def loss_card(measured: Measured, names: tuple[str, ...]) -> Card:
@@ -64,7 +76,7 @@ def loss_card(measured: Measured, names: tuple[str, ...]) -> Card:
     return Card(
         "training-loss", "Loss", "as logged", "scalars that the training loop logged",
         "A smooth fall is healthy; compare the step of any spike with the maps below.",
-        "scope.log", (lines_chart(lines, "training-loss", "Loss", "loss", log=positive),),
+        "scope.log", (lines_chart(lines, "training-loss", "loss", log=positive),),
     )  # fmt: skip
 
 
@@ -73,7 +85,7 @@ def scalar_card(measured: Measured, name: str, place: int) -> Card:
     key = f"scalar-{place}"
     return Card(
         key, name, "as logged", "a scalar that the training loop logged",
-        "Read it beside the loss.", "scope.log", (lines_chart([one], key, name, ""),),
+        "Read it beside the loss.", "scope.log", (lines_chart([one], key, name),),
     )  # fmt: skip
 
 
@@ -86,13 +98,13 @@ def rate_card(measured: Measured) -> Card:
         line("learning rate" if len(first) == 1 else f"group {group}", steps, rates[:, group])
         for group in np.sort(first)
     ]
-    chart = lines_chart(lines, "training-lr", "Learning rate", "learning rate")
+    chart = lines_chart(lines, "training-lr", "learning rate")
     return card(METRICS["optimizer/lr"], (chart,), id="training-lr", title="Learning rate")
 
 
 def gradient_card(measured: Measured) -> Card:
     one = line("gradient norm", measured.run.steps, measured.gradient_norm)
-    chart = lines_chart([one], "training-gradient", "Gradient norm", "gradient norm", log=True)
+    chart = lines_chart([one], "training-gradient", "gradient norm", log=True)
     return Card(
         "training-gradient", "Global gradient norm", METRICS["gradient/norm"].unit,
         "square root of the sum of gradient/norm² over all parameters, each counted once",
@@ -150,9 +162,8 @@ def weibull_card(measured: Measured, metric: Metric) -> Card:
     drawn = with_reference(made.charts[0], level, FFN_BAND)
     drawn = _hold(drawn, (FFN_BAND[0] - 0.02, HALF_NORMAL + 0.02))
     charts = (drawn, *made.charts[1:])
-    fields = vars(made) | {"id": "weibull-k", "title": "Shape k", "charts": charts}
-    fields["reading"] += " The tinted strip is the band of trained FFN matrices."
-    return Card(**fields)
+    reading = f"{made.reading} The tinted strip is the band of trained FFN matrices."
+    return replace(made, id="weibull-k", title="Shape k", reading=reading, charts=charts)
 
 
 def cost_card(measured: Measured) -> Card | None:
@@ -160,7 +171,7 @@ def cost_card(measured: Measured) -> Card | None:
     if not np.isfinite(cost).any():
         return None
     one = line("time added", measured.run.steps, cost * 1e3)
-    chart = lines_chart([one], "cost", "Time added", "ms per recorded step", log=True)
+    chart = lines_chart([one], "cost", "ms per recorded step", log=True)
     return Card(
         "cost", "What dynscope cost", "ms per recorded step",
         "time that dynscope measured as its own on the training thread",
@@ -175,7 +186,7 @@ def _hold(chart: Chart, span: tuple[float, float]) -> Chart:
     low, high = axis.get("range", span)
     axis = axis | {"range": [min(low, span[0]), max(high, span[1])]}
     spec = chart.spec | {"layout": chart.spec["layout"] | {"yaxis": axis}}
-    return Chart(**(vars(chart) | {"spec": spec}))
+    return replace(chart, spec=spec)
 
 
 def _median(values: np.ndarray) -> float:

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 Tone = Literal["", "good", "warn", "bad"]
 
+How = Literal["row", "pairs", "map", "log map", "power map"]
+
 Spec = dict[str, Any]
 """A Plotly figure: {"data": [...], "layout": {...}}; `plotly.graph_objects.Figure(spec)` takes it."""
 
@@ -31,20 +33,21 @@ class Binding:
     """``attribute`` of trace ``trace`` shows ``matrices``.
 
     "row": the row at the slider's step; "pairs": the rows of several matrices, side by side;
-    "map": all of it, transposed; "log map": its base-10 logarithm, transposed.
+    "map": all of it, transposed; "log map": its base-10 logarithm, and "power map": ten to its
+    power, transposed.
     """
 
     trace: int
     attribute: str
     matrices: tuple[Matrix, ...]
-    how: Literal["row", "pairs", "map", "log map"]
+    how: How
 
 
 @dataclass(frozen=True)
 class Chart:
     """A figure with its place on the page.
 
-    ``pick`` is whether several traces are seen at once or one; ``notes`` are sentences of which the
+    ``pick`` is whether several traces are seen at once, one, or one legend group; ``notes`` are sentences of which the
     slider picks one, by ``note_steps``; ``time`` is the axis that is the training step, if any.
     """
 
@@ -52,7 +55,7 @@ class Chart:
     title: str
     spec: Spec
     bindings: tuple[Binding, ...] = ()
-    pick: Literal["many", "one"] = "many"
+    pick: Literal["many", "one", "group"] = "many"
     notes: tuple[str, ...] = ()
     note_steps: NDArray[np.int64] | None = None
     time: Literal["x", ""] = ""
@@ -134,3 +137,4 @@ class Contents:
     settings: Mapping[str, Any] = field(default_factory=dict)
     tables: tuple[Table, ...] = ()
     relative: bool = False
+    hero: Chart | None = None

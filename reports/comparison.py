@@ -1,1 +1,247 @@
-def compare(): ...
+"""The page that lays runs over each other."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from dynscope.catalogue import METRICS, Metric
+from dynscope.depth import FFN_BAND, first_divergence, growth_law
+from dynscope.errors import InputError
+from dynscope.reports import cards, overlays, overview, pairing, words
+from dynscope.reports.charts import Card, Contents, Section, Statement, Table, Tile
+from dynscope.reports.figures import with_reference
+from dynscope.reports.measured import Measured
+from dynscope.reports.page import Report
+from dynscope.reports.pairing import Side
+from dynscope.reports.single import DEPTH_SECTIONS, MOST_ROWS
+from dynscope.reports.summaries import line, profile
+from dynscope.reports.words import number
+from dynscope.run import Run
+
+PROFILES = 0.55  # of the page's bytes; the rest is for differences
+
+
+def compare(
+    runs: Sequence[Run],
+    labels: Sequence[str] | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Report:
+    """The page of two or more ``runs``: each later one is drawn over, and against, the first.
+
+    ``labels`` name them (their own names otherwise); the letters a, b, … follow their order.
+    Raises `InputError` for fewer than two runs, too many, or another number of labels.
+    """
+    sides = _sides(runs, labels)
+    relative = len({side.blocks for side in sides}) > 1
+    metrics = pairing.common_metrics(sides)
+    most = pairing.affordable(sides, 1 - PROFILES)
+    sections = [_training(sides)]
+    for group, title, lead in (*DEPTH_SECTIONS, *_LATER_SECTIONS):
+        progress(title)
+        chosen = [metric for metric in metrics if _section_of(metric) == group]
+        made = tuple(metric_card(sides, metric, most, relative) for metric in chosen)
+        sections.append(Section(group, title, lead, made))
+    sections.append(_massive(sides, relative))
+    steps = [part for side in sides for part in (_drawn(side.measured))]
+    return Report(
+        Contents(
+            title=" and ".join(side.label for side in sides[:2]) if len(sides) == 2
+            else words.listing([side.label for side in sides]),
+            kicker="Comparison of training dynamics",
+            badges=tuple(Tile(side.letter, side.label, side.measured.drawn.text, "", side.colour)
+                         for side in sides),
+            statements=tuple(_statements(sides)),
+            tiles=(),
+            facts=(),
+            sections=tuple(one for one in sections if one.cards),
+            slider=np.unique(np.concatenate(steps)),
+            tables=tuple(_tables(sides)),
+            relative=relative,
+        )
+    )  # fmt: skip
+
+
+_LATER_SECTIONS = (
+    ("update", "Updates", "How far each optimizer step moves the weights."),
+    ("weight", "Weights", "The parameters themselves."),
+    ("weibull", "Weibull shape", "How weight magnitudes are distributed, by class and depth."),
+    ("own", "Other metrics", "Metrics of these runs' own."),
+)
+_KNOWN = {group for group, _, _ in DEPTH_SECTIONS} | {"update", "weight"}
+
+
+def metric_card(sides: Sequence[Side], metric: Metric, most: int, relative: bool) -> Card:
+    """One metric of all runs: curves laid over each other, and the difference from the first."""
+    identity = cards.identity(metric.name)
+    if metric.short.startswith("weibull") and _methods_differ(sides):
+        return cards.card(metric, (), "Not compared: the runs were fitted by different methods.")
+    having = [side for side in sides if side.measured.has(metric.name)]
+    profiles = [(side, profile(side.measured, metric)) for side in having]
+    profiles = [(side, found) for side, found in profiles if found.series]
+    if not profiles:
+        return cards.card(metric, (), "No value was recorded in any run.")
+    drawn = overlays.overlay_chart(profiles, metric, f"{identity}-profile", relative)
+    if metric.name == "weight/weibull_k":
+        drawn = with_reference(drawn, [(cards.HALF_NORMAL, "half-normal")], FFN_BAND)
+    found = pairing.differences(sides, metric, most)
+    heat = overlays.difference_chart(found, f"{identity}-difference")
+    same = bool(found) and all((np.nan_to_num(one.series.values) == 0).all() for one in found)
+    remark = "No difference at any common layer and step." if same else ""
+    if len(having) < len(sides):
+        remark = f"Only in {words.listing([side.letter for side in having])}."
+    elif not found:
+        remark = "No layer and step in common: nothing to subtract."
+    return cards.card(metric, (drawn,) if heat is None or same else (drawn, heat), remark)
+
+
+def _sides(runs: Sequence[Run], labels: Sequence[str] | None) -> tuple[Side, ...]:
+    most = len(pairing.LETTERS)
+    if not 2 <= len(runs) <= most:
+        raise InputError(f"A comparison takes 2 to {most} runs, not {len(runs)}", exit_code=2)
+    chosen = pairing.labels_of(runs) if labels is None else tuple(labels)
+    if len(chosen) != len(runs):
+        raise InputError(f"{len(chosen)} labels for {len(runs)} runs: give one each", exit_code=2)
+    share = PROFILES / len(runs)
+    return tuple(
+        Side(place, label, Measured(run, share))
+        for place, (run, label) in enumerate(zip(runs, chosen, strict=True))
+    )
+
+
+def _drawn(measured: Measured) -> tuple[np.ndarray, np.ndarray]:
+    return measured.drawn.drawn, measured.drawn_weights.drawn
+
+
+def _section_of(metric: Metric) -> str:
+    if metric.short.startswith("weibull"):
+        return "weibull"
+    return metric.group if metric.group in _KNOWN else "own"
+
+
+def _methods_differ(sides: Sequence[Side]) -> bool:
+    methods = {str(side.measured.run.metadata.settings.get("weibull_method")) for side in sides}
+    return len(methods) > 1
+
+
+def _training(sides: Sequence[Side]) -> Section:
+    names = dict.fromkeys(name for side in sides for name in side.measured.loss_names)
+    made = []
+    for place, name in enumerate(names):
+        lines = [
+            (side, line(name, *side.measured.scalar(name)))
+            for side in sides if name in side.measured.run.scalar_names
+        ]  # fmt: skip
+        identity = f"training-loss{place or ''}"
+        chart = overlays.lines_overlay(lines, identity, name, log=True)
+        made.append(Card(identity, words.title(name), "as logged", "as the training loop logged it",
+                         "Lower at equal step is better.", "scope.log", (chart,)))  # fmt: skip
+    rates = [
+        (side, line("lr", side.measured.run.steps, side.measured.array("optimizer/lr")[:, 0]))
+        for side in sides
+        if side.measured.has("optimizer/lr") and side.measured.array("optimizer/lr").size
+    ]
+    if rates:
+        chart = overlays.lines_overlay(rates, "training-lr", "learning rate")
+        made.append(cards.card(METRICS["optimizer/lr"], (chart,), title="Learning rate",
+                               reading="The first parameter group's schedule."))  # fmt: skip
+    norms = [
+        (side, line("norm", side.measured.run.steps, side.measured.gradient_norm))
+        for side in sides if np.isfinite(side.measured.gradient_norm).any()
+    ]  # fmt: skip
+    if norms:
+        chart = overlays.lines_overlay(norms, "training-gradient", "gradient norm", log=True)
+        made.append(replace(cards.gradient_card(norms[0][0].measured), charts=(chart,)))
+    return Section("training", "Training", "All runs on one axis of steps.", tuple(made))
+
+
+def _massive(sides: Sequence[Side], relative: bool) -> Section:
+    chart = overlays.massive_overlay(sides, "massive-profile", relative)
+    made = cards.card(METRICS["massive/value"], (chart,) if chart else (), id="massive",
+                      title="Largest activation of every block")  # fmt: skip
+    return Section("massive-activations", "Massive activations",
+                   "The largest element of every block's output, with its channel and token.",
+                   (made,) if chart else ())  # fmt: skip
+
+
+def _statements(sides: Sequence[Side]) -> Iterator[Statement]:
+    differing = pairing.settings_that_differ([s.measured.run.metadata.config for s in sides])
+    if differing:
+        parts = [f"{key} ({' / '.join(values)})" for key, values in differing.items()]
+        yield Statement(f"The configurations differ in {words.listing(parts, 6)}.")
+    else:
+        yield Statement("The configurations are equal.")
+    yield from _about_each(sides)
+    yield from _divergence(sides)
+    open_runs = [side.letter for side in sides if not side.measured.run.metadata.closed]
+    if open_runs:
+        yield Statement(f"Not closed, rows may follow: {words.listing(open_runs)}.", "warn")
+    if len({side.blocks for side in sides}) > 1:
+        counts = words.listing([f"{side.letter} {side.blocks}" for side in sides])
+        yield Statement(f"Numbers of blocks: {counts}. Curves are drawn over relative depth; "
+                        "differences are of blocks with the same index.")  # fmt: skip
+
+
+def _about_each(sides: Sequence[Side]) -> Iterator[Statement]:
+    """What is known of every run, set side by side."""
+    losses = [(s, ends[1]) for s in sides if (ends := overview.loss_ends(s.measured)) is not None]
+    if losses:
+        parts = [f"{number(loss)} ({side.letter})" for side, loss in losses]
+        yield Statement(f"Last loss: {words.listing(parts, 8)}.", "", "training-loss")
+    laws = []
+    for side in sides:
+        stream = side.measured.stream
+        if stream is None or not side.measured.has("activation/variance"):
+            continue
+        values = side.measured.array("activation/variance")
+        if len(values):
+            law = growth_law(stream.depths, values[-1, stream.columns])
+            laws.append(f"{words.law(law.text)} in {side.letter}")
+    if laws:
+        yield Statement(f"At the end the variance of the residual stream {words.listing(laws, 8)}.",
+                        "", "activation-variance")  # fmt: skip
+    tops = [(s, top) for s in sides if (top := overview.largest(s.measured)) is not None]
+    if tops:
+        parts = [f"{number(top.value)} in {top.place} ({side.letter})" for side, top in tops]
+        yield Statement(f"Largest activation: {words.listing(parts, 8)}.", "", "massive")
+
+
+def _divergence(sides: Sequence[Side]) -> Iterator[Statement]:
+    """The first step and block at which a later run leaves the first."""
+    first, *others = sides
+    metric = METRICS["activation/rms"]
+    for other in others:
+        found = [
+            one for one in pairing.differences((first, other), metric, 10**9)
+            if one.series.curve.role == "block"
+        ]  # fmt: skip
+        if not found:
+            continue
+        ratio = 10.0 ** found[0].series.values
+        place = first_divergence(found[0].steps, found[0].series.curve.depths,
+                                 np.ones_like(ratio), ratio)  # fmt: skip
+        pair = f"{other.letter} and {first.letter}"
+        if place is None:
+            yield Statement(f"The residual streams of {pair} stay within 10 % of each other.",
+                            "", "activation-rms")  # fmt: skip
+        else:
+            yield Statement(
+                f"The residual streams of {pair} differ by more than 10 % first at step "
+                f"{words.integer(place.step)}, in block {place.depth}.", "", "activation-rms",
+            )  # fmt: skip
+
+
+def _tables(sides: Sequence[Side]) -> Iterator[Table]:
+    head = ("", *(side.name for side in sides))
+    facts = [dict(overview.facts(side.measured)) for side in sides]
+    names = dict.fromkeys(name for one in facts for name in one)
+    rows = tuple((name, *(one.get(name, "–") for one in facts)) for name in names)
+    differing = pairing.settings_that_differ([s.measured.run.metadata.config for s in sides])
+    yield Table("Configuration, where it differs", head,
+                tuple((key, *values) for key, values in differing.items()),
+                "" if differing else "No entry differs.")  # fmt: skip
+    yield Table("About these runs", head, rows)
+    alone = tuple(pairing.only_in(sides))
+    remark = f"The first {MOST_ROWS} of {len(alone)}." if len(alone) > MOST_ROWS else ""
+    if alone:
+        yield Table("Not in every run", ("what", "name", "only in"), alone[:MOST_ROWS], remark)

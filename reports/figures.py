@@ -1,13 +1,14 @@
 """Figures of one run, from summaries: profiles over depth, maps, lines over the training."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from dynscope.reports import theme, words
 from dynscope.reports.axes import Axis, depth_axis, extent, log_colourbar, step_axis, value_axis
-from dynscope.reports.charts import Binding, Chart, Matrix, Spec
+from dynscope.reports.charts import Binding, Chart, How, Matrix, Spec
 from dynscope.reports.curves import Curve
 from dynscope.reports.summaries import Line, Massive, Profile, Series
 
@@ -82,12 +83,13 @@ def map_chart(profile: Profile, identity: str) -> Chart | None:
     ]
     if not shown or len(profile.steps) < 2:
         return None
-    how = "log map" if profile.log else "map"
-    traces, bindings = [], []
+    how: How = "log map" if profile.log else "map"
+    traces: list[Trace] = []
+    bindings: list[Binding] = []
     for place, (one, matrix) in enumerate(shown):
         traces.append(_heatmap(one, profile, visible=place == 0))
         bindings += [
-            Binding(place, "z", (matrix,), how),  # type: ignore[arg-type]
+            Binding(place, "z", (matrix,), how),
             Binding(place, "customdata", (matrix,), "map"),
         ]
     y = depth_axis([one.curve for one, _ in shown]) | {"showgrid": False}
@@ -102,7 +104,7 @@ def map_chart(profile: Profile, identity: str) -> Chart | None:
 
 
 def lines_chart(
-    lines: Sequence[Line], identity: str, title: str, unit: str, log: bool = False
+    lines: Sequence[Line], identity: str, label: str, log: bool = False
 ) -> Chart:
     """Quantities over the training."""
     traces = [
@@ -118,9 +120,9 @@ def lines_chart(
         for place, one in enumerate(lines)
     ]
     log = log and extent((one.values for one in lines), positive=True) is not None
-    y = value_axis(words.literal(unit), log)
+    y = value_axis(words.literal(label), log)
     spec = {"data": traces, "layout": layout(step_axis(), y, height=280)}
-    return Chart(id=identity, title=title, spec=spec, time="x", log_button=True)
+    return Chart(identity, "Over the training", spec, time="x", log_button=True)
 
 
 def massive_chart(massive: Massive, identity: str) -> Chart:
@@ -176,7 +178,7 @@ def with_reference(chart: Chart, values: Sequence[tuple[float, str]], band: Sequ
     ]  # fmt: skip
     more: Spec = {"shapes": shapes, "annotations": names}
     spec = chart.spec | {"layout": chart.spec["layout"] | more}
-    return Chart(**(vars(chart) | {"spec": spec}))
+    return replace(chart, spec=spec)
 
 
 def _first_step(one: Series, colour: str) -> Trace:
@@ -200,7 +202,7 @@ def _add_law(profile: Profile, traces: list[Trace], bindings: list[Binding]) -> 
         "y": matrix.values[-1], "mode": "lines", "hoverinfo": "skip",
         "line": {"color": theme.GREY, "width": 2, "dash": "dash"},
     })  # fmt: skip
-    return tuple(f"{label.capitalize()}: {law.text}." for law in profile.laws.laws)
+    return tuple(f"{words.title(label)}: {words.law(law.text)}." for law in profile.laws.laws)
 
 
 def _heatmap(one: Series, profile: Profile, visible: bool) -> Trace:

@@ -11,6 +11,7 @@ from dynscope.reports import words
 from dynscope.reports.charts import Statement, Tile, Tone
 from dynscope.reports.measured import Measured, block_ratio
 from dynscope.reports.words import number
+from dynscope.site import Parameter, Site
 
 IDLE = 0.1  # of the median block's relative update
 MASSIVE = 1000.0  # times the median magnitude, Sun et al.
@@ -32,7 +33,7 @@ def tiles(measured: Measured) -> tuple[Tile, ...]:
         return ()
     last = int(run.steps[-1])
     found = [Tile("Steps", words.integer(last), f"{words.integer(len(run.steps))} recorded")]
-    loss = _ends(measured)
+    loss = loss_ends(measured)
     if loss is not None:
         found.append(Tile("Loss", number(loss[1]), f"from {number(loss[0])}"))
     found.append(Tile("Blocks", words.integer(len(depths(measured))), _model_size(measured)))
@@ -87,7 +88,7 @@ def facts(measured: Measured) -> tuple[tuple[str, str], ...]:
 def depths(measured: Measured) -> list[tuple[int, int]]:
     """The blocks of the run: (stack, depth), without repetition."""
     blocks = {(s.stack, s.depth) for s in measured.run.sites if s.role == "block"}
-    every = [*measured.run.sites, *measured.run.parameters]
+    every: list[Site | Parameter] = [*measured.run.sites, *measured.run.parameters]
     return sorted(blocks or {(one.stack, one.depth) for one in every if one.depth >= 0})
 
 
@@ -149,7 +150,7 @@ def _model_size(measured: Measured) -> str:
     return f"{words.parameters(sum(one.numel for one in measured.run.parameters))} weights"
 
 
-def _ends(measured: Measured) -> tuple[float, float] | None:
+def loss_ends(measured: Measured) -> tuple[float, float] | None:
     """First and last finite loss."""
     for name in measured.loss_names[:1]:
         _, values = measured.scalar(name)
@@ -160,7 +161,7 @@ def _ends(measured: Measured) -> tuple[float, float] | None:
 
 
 def _loss(measured: Measured) -> Iterator[Statement]:
-    ends = _ends(measured)
+    ends = loss_ends(measured)
     if ends is None:
         return
     name = measured.loss_names[0]
@@ -193,8 +194,10 @@ def _growth(measured: Measured) -> Iterator[Statement]:
 
 
 def _predicate(law: str) -> str:
-    return law if law.startswith(("grows", "falls")) else f"is {law}" if law.startswith("flat") \
-        else f"shows {law}"  # fmt: skip
+    text = words.law(law)
+    if text.startswith(("grows", "falls")):
+        return text
+    return f"is {text}" if text.startswith("flat") else f"shows {text}"
 
 
 def _gradients(measured: Measured) -> Iterator[Statement]:

@@ -52,6 +52,7 @@
     "row": ([name]) => row(name),
     "pairs": (names) => { const parts = names.map(row); return parts[0].map((_, i) => parts.map((part) => part[i])); },
     "map": ([name]) => turned(name, (value) => value),
+    "power map": ([name]) => turned(name, (value) => 10 ** value),
     "log map": ([name]) => turned(name, Math.log10),
   };
   const value = (binding) => shown[binding.how](binding.matrices);
@@ -61,8 +62,8 @@
 
   const theme = () => (root.classList.contains("dark") ? "dark" : "light");
   const config = {
-    responsive: true, displaylogo: false,
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+    responsive: true, displaylogo: false, showSendToCloud: false, plotlyServerURL: "",
+    modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
     toImageButtonOptions: { format: "svg" },
   };
 
@@ -75,10 +76,11 @@
 
   function prepare(chart) {
     for (const binding of chart.bindings) chart.data[binding.trace][binding.attribute] = value(binding);
-    if (relative) for (const trace of chart.data) if (trace.meta?.relative) trace.x = trace.meta.relative;
+    const depth = relative ? "relative" : "absolute";
+    for (const trace of chart.data) if (trace.meta?.[depth]) trace.x = trace.meta[depth];
     const layout = { ...chart.layout, template: payload.templates[theme()], shapes: shapes(chart),
       showlegend: false, autosize: true };
-    if (relative && chart.layout.meta?.relativeAxis) layout.xaxis = chart.layout.meta.relativeAxis;
+    if (chart.layout.meta?.[depth]) layout.xaxis = chart.layout.meta[depth];
     if (chart.time === "x" && logSteps) layout.xaxis = { ...layout.xaxis, ...stepAxis() };
     return layout;
   }
@@ -100,35 +102,58 @@
   // The legend, as buttons that a keyboard reaches.
   function keys(id, chart) {
     const holder = document.getElementById(`keys-${id}`);
-    const traces = chart.data.map((trace, index) => ({ trace, index })).filter(({ trace }) => trace.name && trace.showlegend !== false);
-    if (traces.length < 2 && chart.pick === "one") return;
-    if (traces.length < 2 && !chart.bindings.length) return;
-    holder.classList.toggle("one", chart.pick === "one");
-    for (const { trace, index } of traces) {
-      const button = document.createElement("button");
-      button.type = "button";
-      button.innerHTML = trace.name; // escaped when the page was made
-      button.setAttribute("aria-pressed", String((trace.visible ?? true) === true));
-      if (trace.line) {
-        button.style.setProperty("--key", trace.line.color);
-        if (trace.line.dash && trace.line.dash !== "solid") button.style.setProperty("--dash", trace.line.dash === "dot" ? "dotted" : "dashed");
-      }
-      button.addEventListener("click", () => pick(id, chart, index, holder, button));
-      holder.append(button);
+    holder.replaceChildren();
+    const named = chart.data.filter((trace) => trace.name && trace.showlegend !== false);
+    if (chart.pick === "group") {
+      choices(id, chart, holder, [...new Set(named.map((trace) => trace.legendgroup))], (trace) => trace.legendgroup);
+    } else if (chart.pick === "one") {
+      choices(id, chart, holder, named.map((trace) => trace.name), (trace) => trace.name);
+    }
+    if (chart.pick === "one" || named.length < 2) return;
+    for (const name of new Set(named.map((trace) => trace.name))) switches(id, chart, holder, name);
+  }
+  function button(holder, label, pressed) {
+    const made = document.createElement("button");
+    made.type = "button";
+    made.innerHTML = label; // escaped when the page was made
+    made.setAttribute("aria-pressed", String(pressed));
+    holder.append(made);
+    return made;
+  }
+  // One of several: the kind of layer that is seen.
+  function choices(id, chart, holder, names, nameOf) {
+    chart.chosen ??= names[0];
+    if (names.length < 2) return;
+    const row = document.createElement("span");
+    row.className = "choices";
+    holder.append(row);
+    for (const name of names) {
+      button(row, name, name === chart.chosen).addEventListener("click", (event) => {
+        chart.chosen = name;
+        for (const other of row.children) other.setAttribute("aria-pressed", String(other === event.currentTarget));
+        show(id, chart, (trace) => nameOf(trace) === name && !chart.off?.has(trace.name));
+      });
     }
   }
-  function pick(id, chart, index, holder, button) {
-    const place = document.getElementById(id);
-    if (chart.pick === "one") {
-      Plotly.restyle(place, { visible: chart.data.map((_, at) => at === index) });
-      for (const other of holder.children) other.setAttribute("aria-pressed", String(other === button));
-      return;
-    }
-    const on = button.getAttribute("aria-pressed") !== "true";
-    button.setAttribute("aria-pressed", String(on));
-    const name = chart.data[index].name;
-    const group = chart.data.flatMap((trace, at) => (at === index || trace.legendgroup === name ? [at] : []));
-    Plotly.restyle(place, { visible: on ? true : "legendonly" }, group);
+  // Any of several: the curves, or the runs of a comparison, that are seen.
+  function switches(id, chart, holder, name) {
+    const trace = chart.data.find((one) => one.name === name && one.showlegend !== false);
+    chart.off ??= new Set(chart.pick === "many" ? chart.data.filter((one) => one.visible === "legendonly").map((one) => one.name) : []);
+    const made = button(holder, name, !chart.off.has(name));
+    made.style.setProperty("--key", trace.line?.color);
+    if (trace.line?.dash === "dash") made.style.setProperty("--dash", "dashed");
+    made.addEventListener("click", () => {
+      if (!chart.off.delete(name)) chart.off.add(name);
+      made.setAttribute("aria-pressed", String(!chart.off.has(name)));
+      show(id, chart, (one) => chart.pick === "group"
+        ? one.legendgroup === chart.chosen && !chart.off.has(one.name)
+        : !chart.off.has(one.name ?? one.legendgroup));
+    });
+  }
+  function show(id, chart, isShown) {
+    const visible = chart.data.map((trace) => (isShown(trace) ? true : "legendonly"));
+    chart.data.forEach((trace, at) => { trace.visible = visible[at]; });
+    Plotly.restyle(document.getElementById(id), { visible });
   }
 
   function note(id, chart) {
@@ -250,20 +275,13 @@
   function redraw(ids) {
     for (const id of ids) {
       const chart = drawn.get(id);
-      const holder = document.getElementById(`keys-${id}`);
-      const layout = prepare(chart);
-      const kept = document.getElementById(id).data;
-      chart.data.forEach((trace, at) => { trace.visible = kept[at].visible; });
-      Plotly.react(document.getElementById(id), chart.data, layout, config);
-      holder.replaceChildren();
-      keys(id, chart);
+      Plotly.react(document.getElementById(id), chart.data, prepare(chart), config);
     }
   }
   const relativeButton = document.getElementById("relative");
   relativeButton?.addEventListener("click", () => {
     relative = !relative;
     relativeButton.setAttribute("aria-pressed", String(relative));
-    for (const chart of Object.values(payload.charts)) for (const trace of chart.data) if (trace.meta?.absolute) trace.x = relative ? trace.meta.relative : trace.meta.absolute;
     redraw(drawn.keys());
   });
 

@@ -46,12 +46,10 @@ class Report:
     @cached_property
     def charts(self) -> dict[str, Chart]:
         """Every chart by its id, in the order of the page."""
-        return {
-            chart.id: chart
-            for section in self.contents.sections
-            for card in section.cards
-            for chart in card.charts
-        }
+        cards = (card for section in self.contents.sections for card in section.cards)
+        found = [chart for card in cards for chart in card.charts]
+        hero = self.contents.hero
+        return {chart.id: chart for chart in (*([hero] if hero else ()), *found)}
 
     @property
     def figures(self) -> Mapping[str, "Figure"]:

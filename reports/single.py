@@ -49,6 +49,7 @@ def report(run: Run, progress: Callable[[str], None] = lambda _: None) -> Report
             sections=tuple(sections),
             slider=np.union1d(measured.drawn.drawn, measured.drawn_weights.drawn),
             settings=metadata.config,
+            hero=cards.hero(measured),
         )
     )
 
@@ -160,4 +161,6 @@ def _of(measured: Measured, group: str) -> list[Metric]:
 
 
 def _metric_cards(measured: Measured, metrics: Sequence[Metric]) -> tuple[Card, ...]:
-    return tuple(cards.metric_card(measured, metric) for metric in metrics)
+    """Cards with a map first: what is the same everywhere comes last, without one."""
+    made = (cards.metric_card(measured, metric) for metric in metrics)
+    return tuple(sorted(made, key=lambda card: -len(card.charts)))

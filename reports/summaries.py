@@ -68,8 +68,8 @@ class Profile:
     def constant(self) -> float | None:
         """The one value that every cell has, if they all do."""
         finite = [one.values[np.isfinite(one.values)] for one in self.series]
-        seen = np.unique(np.concatenate([np.unique(part) for part in finite])) if finite else []
-        return float(seen[0]) if len(seen) == 1 else None
+        seen = {float(one) for part in finite for one in np.unique(part)[:2]}
+        return seen.pop() if len(seen) == 1 else None
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ _ROLE_MARKS = {
     "gate": "diamond", "up": "diamond-open", "in": "diamond", "down": "triangle-up",
     "out": "triangle-up", "gate_up": "diamond",
 }  # fmt: skip
-DASHES = ("solid", "dash", "dot", "dashdot")
+MARKS = ("circle", "diamond", "square", "triangle-up", "x", "cross")
 
 
 def role_colour(role: str, place: int) -> str:

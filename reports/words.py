@@ -27,7 +27,7 @@ def number(value: float, digits: int = 3) -> str:
     if value == 0:
         return "0"
     size = floor(log10(abs(value)))
-    if size >= 6 or size < -4:
+    if size >= 6 or size < -3:
         mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
         return _minus(f"{_trim(mantissa)}×10{str(int(exponent)).translate(_SUPERSCRIPT)}")
     return _minus(_trim(f"{value:,.{max(digits - 1 - size, 0)}f}"))
@@ -98,6 +98,16 @@ def blocks(indices: Sequence[int]) -> str:
 
 def role(name: str) -> str:
     return ROLE_NAMES.get(name, name)
+
+
+def title(name: str) -> str:
+    """A metric's short name as a heading: zero_fraction becomes Zero fraction."""
+    spaced = name.replace("_", " ").replace("n calls", "calls")
+    return spaced[:1].upper() + spaced[1:]
+
+
+def law(text: str) -> str:
+    return text.replace("R2", "R²")
 
 
 def literal(name: str) -> str:
