@@ -47,16 +47,14 @@ def _repeated(node: Node, single: bool) -> list[Node]:
     candidates = [c for c in node.children if not c.atomic and c.weighted]
     if "ModuleList" in node.kinds:
         return candidates
-    if "Sequential" in node.kinds:
-        keys = [child.type for child in candidates]
-    else:
-        candidates = [c for c in candidates if re.search(r"\d", c.name)]
-        keys = [_numberless(c.name) + " " + c.type for c in candidates]
-    if not keys:
-        return []
-    key, count = Counter(keys).most_common(1)[0]
-    enough = count > 1 or (single and "Sequential" in node.kinds)
-    return [c for c, k in zip(candidates, keys, strict=True) if enough and k == key]
+    if "Sequential" in node.kinds:  # its one kind of block, among an embedding, a head, a norm
+        kinds = Counter(child.type for child in candidates)
+        kind, count = kinds.most_common(1)[0] if kinds else ("", 0)
+        return [c for c in candidates if c.type == kind and (count > 1 or single)]
+    names = Counter(
+        (_numberless(c.name), c.type) for c in candidates if c.name != _numberless(c.name)
+    )
+    return [c for c in candidates if names[_numberless(c.name), c.type] > 1]
 
 
 def _is_stage(child: Node, parent: Node) -> bool:

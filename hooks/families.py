@@ -5,6 +5,7 @@ A new family usually needs nothing; otherwise one line in one of these tables.
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 # Class name of a wrapper -> the attribute that holds what it wraps.
 WRAPPERS: dict[str, str] = {
@@ -141,6 +142,7 @@ RULES: tuple[Rule, ...] = (
 )  # fmt: skip
 
 
+@lru_cache(maxsize=4096)
 def rule_for(
     zone: str, name: str, kinds: tuple[str, ...], siblings: tuple[str, ...] = (), layer: bool = True
 ) -> Rule | None:

@@ -49,11 +49,6 @@ class Node:
             yield above
             above = above.parent
 
-    def find(self, relative: str) -> "Node | None":
-        """The node at a path relative to this one; the node itself for the empty path."""
-        path = join(self.path, relative)
-        return next((node for node in self.walk() if node.path == path), None)
-
     @property
     def weighted(self) -> bool:
         return any(node.parameters for node in self.walk())

@@ -1,11 +1,11 @@
 """Where the sublayers of a block leave the residual stream and where they come back to it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from dynscope.hooks.families import FAMILIES, Family
 from dynscope.hooks.modules import Node
-from dynscope.hooks.roles import SUBLAYERS
+from dynscope.hooks.roles import SUBLAYERS, is_linear
 
 
 @dataclass
@@ -18,20 +18,23 @@ class Residual:
 
 def trace_block(block: Node, into: Residual) -> None:
     """Add the block's sublayers: from the table of families, else by order of definition."""
-    sublayers = [node for node in block.walk() if node.role in SUBLAYERS]
+    inside = {node.path[len(block.path) :].lstrip("."): node for node in block.walk()}
+    sublayers = [node for node in inside.values() if node.role in SUBLAYERS]
+    if all(is_linear(node) and node.weight_role == "ffn" for node in sublayers):
+        return  # the layers of a plain network, which need not have a residual
     for sublayer in sublayers:
         into.branch[sublayer.path] = sublayer.path
-    family = next((family for family in FAMILIES if _fits(family, block)), None)
+    family = next((family for family in FAMILIES if _fits(family, block, inside)), None)
     if family is not None:
-        _by_family(block, family, sublayers, into)
-    elif sublayers:
+        _by_family(family, inside, sublayers, into)
+    else:
         _by_order(block, sublayers, into)
 
 
-def _fits(family: Family, block: Node) -> bool:
+def _fits(family: Family, block: Node, inside: Mapping[str, Node]) -> bool:
     return (
-        all(block.find(path) for path in family.has)
-        and not any(block.find(path) for path in family.lacks)
+        inside.keys() >= set(family.has)
+        and not inside.keys() & set(family.lacks)
         and any(kind.startswith(family.kind) for kind in block.kinds)
         and family.pre_norm in (None, _pre_norm(block))
     )
@@ -46,14 +49,16 @@ def _pre_norm(block: Node) -> bool | None:
     return None
 
 
-def _by_family(block: Node, family: Family, sublayers: list[Node], into: Residual) -> None:
+def _by_family(
+    family: Family, inside: Mapping[str, Node], sublayers: list[Node], into: Residual
+) -> None:
     for route in family.routes:
         for sublayer in sublayers:
             if sublayer.role == route.role:
-                source = None if route.residual is None else block.find(route.residual)
-                target = None if route.branch is None else block.find(route.branch)
-                into.residual[sublayer.path] = (source or sublayer).path
-                into.branch[sublayer.path] = (target or sublayer).path
+                source = sublayer if route.residual is None else inside[route.residual]
+                target = sublayer if route.branch is None else inside[route.branch]
+                into.residual[sublayer.path] = source.path
+                into.branch[sublayer.path] = target.path
 
 
 def _by_order(block: Node, sublayers: list[Node], into: Residual) -> None:

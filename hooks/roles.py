@@ -86,6 +86,9 @@ def _inner_linears(block: Node) -> None:
     sublayers = [node for node in block.walk() if node.role in SUBLAYERS]
     if not sublayers:
         _two_linears(list(block.walk()))
+        linears = [node for node in block.walk() if is_linear(node)]
+        if len(linears) == 1 and linears[0].role == "other":
+            linears[0].role = "ffn"
         return
     # A sublayer written out in the block itself has no module; its last layer stands for it.
     for role, last in (("attention", "o"), ("ffn", "out")):

@@ -397,6 +397,28 @@ def test_a_longer_list_of_small_modules_is_no_depth_axis() -> None:
     ]  # fmt: skip
 
 
+def test_numbered_modules_are_stacks_by_name() -> None:
+    class UNet(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.down1, self.down2, self.down3 = BasicBlock(4), BasicBlock(4), BasicBlock(4)
+            self.up1, self.up2 = Mlp(), Mlp()
+            self.conv1, self.conv2 = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 3, 3)
+
+    anatomy = Anatomy.of(UNet())
+    assert [(s.path, s.stack, s.depth) for s in anatomy.sites if s.role == "block"] == [
+        ("down1", 0, 0), ("down2", 0, 1), ("down3", 0, 2), ("up1", 1, 0), ("up2", 1, 1),
+    ]  # fmt: skip
+
+
+def test_layers_of_a_plain_network_in_blocks_are_not_said_to_have_a_residual() -> None:
+    blocks = [nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU()) for _ in range(3)]
+    anatomy = Anatomy.of(nn.Sequential(*blocks))
+    assert depths(anatomy) == {"0": 0, "1": 1, "2": 2}
+    assert depths(anatomy, "ffn") == {"0.0": 0, "1.0": 1, "2.0": 2}
+    assert anatomy.residual == anatomy.branch == {}
+
+
 @pytest.mark.parametrize(
     ("blocks", "expected"),
     [
