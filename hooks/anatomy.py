@@ -13,9 +13,9 @@ from torch.nn.parameter import is_lazy
 from dynscope.hooks.depth_axis import find_stacks, given_stacks, matching
 from dynscope.hooks.layouts import Layout, layout_of
 from dynscope.hooks.modules import Node, join, module_tree
-from dynscope.hooks.outline import outline
 from dynscope.hooks.residual import Residual, trace_block
 from dynscope.hooks.roles import SUBLAYERS, assign_roles, parameter_role
+from dynscope.outline import outline
 from dynscope.site import Parameter, Site
 
 # The roles that are layers of a model without blocks.

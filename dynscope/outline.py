@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from types import MappingProxyType
 
 from dynscope.site import Site
 
@@ -20,7 +21,9 @@ class _Twig:
 
 
 def outline(
-    sites: Sequence[Site], residual: Mapping[str, str], branch: Mapping[str, str]
+    sites: Sequence[Site],
+    residual: Mapping[str, str] = MappingProxyType({}),
+    branch: Mapping[str, str] = MappingProxyType({}),
 ) -> list[str]:
     """One line per site: its name (``blocks.0-11`` for equal ones), role, class and residual."""
     root = _Twig()
