@@ -56,7 +56,10 @@ def hero(measured: Measured) -> Chart | None:
     found = profile(measured, METRICS["activation/variance"])
     if not found.series:
         return None
-    chart = profile_chart(found, "hero")
+    return as_hero(profile_chart(found, "hero"))
+
+
+def as_hero(chart: Chart) -> Chart:
     spec = chart.spec | {"layout": chart.spec["layout"] | {"height": 260}}
     return replace(chart, spec=spec, title="Activation variance")
 

@@ -9,7 +9,7 @@ from dynscope.catalogue import METRICS, Metric
 from dynscope.depth import FFN_BAND, first_divergence, growth_law
 from dynscope.errors import InputError
 from dynscope.reports import cards, overlays, overview, pairing, words
-from dynscope.reports.charts import Card, Contents, Section, Statement, Table, Tile
+from dynscope.reports.charts import Card, Chart, Contents, Section, Statement, Table, Tile
 from dynscope.reports.figures import with_reference
 from dynscope.reports.measured import Measured
 from dynscope.reports.page import Report
@@ -40,8 +40,9 @@ def compare(
     for group, title, lead in (*DEPTH_SECTIONS, *_LATER_SECTIONS):
         progress(title)
         chosen = [metric for metric in metrics if _section_of(metric) == group]
-        made = tuple(metric_card(sides, metric, most, relative) for metric in chosen)
-        sections.append(Section(group, title, lead, made))
+        made = [metric_card(sides, metric, most, relative) for metric in chosen]
+        made.sort(key=lambda card: -len(card.charts))
+        sections.append(Section(group, title, lead, tuple(made)))
     sections.append(_massive(sides, relative))
     steps = [part for side in sides for part in (_drawn(side.measured))]
     return Report(
@@ -58,6 +59,7 @@ def compare(
             slider=np.unique(np.concatenate(steps)),
             tables=tuple(_tables(sides)),
             relative=relative,
+            hero=_hero(sides, relative),
         )
     )  # fmt: skip
 
@@ -107,6 +109,17 @@ def _sides(runs: Sequence[Run], labels: Sequence[str] | None) -> tuple[Side, ...
         Side(place, label, Measured(run, share))
         for place, (run, label) in enumerate(zip(runs, chosen, strict=True))
     )
+
+
+def _hero(sides: Sequence[Side], relative: bool) -> Chart | None:
+    """What is seen first: the residual streams' variance over depth, moved by the slider."""
+    metric = METRICS["activation/variance"]
+    having = [side for side in sides if side.measured.has(metric.name)]
+    profiles = [(side, profile(side.measured, metric)) for side in having]
+    profiles = [(side, found) for side, found in profiles if found.series]
+    if not profiles:
+        return None
+    return cards.as_hero(overlays.overlay_chart(profiles, metric, "hero", relative))
 
 
 def _drawn(measured: Measured) -> tuple[np.ndarray, np.ndarray]:

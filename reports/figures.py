@@ -48,7 +48,11 @@ def curve_trace(curve: Curve, values: Any, colour: str, **more: Any) -> Trace:
         "customdata": [words.literal(name) for name in curve.names],
         "mode": "markers" if lone else "lines+markers",
         "line": {"color": colour, "width": 2},
-        "marker": {"color": colour, "size": 9 if lone else 6, "symbol": theme.role_mark(curve.role)},
+        "marker": {
+            "color": colour,
+            "size": 9 if lone else 6,
+            "symbol": theme.role_mark(curve.role),
+        },
         "hovertemplate": f"%{{customdata}}<br>{place}<b>{VALUE}</b>",
     } | more
 
@@ -103,9 +107,7 @@ def map_chart(profile: Profile, identity: str) -> Chart | None:
     )  # fmt: skip
 
 
-def lines_chart(
-    lines: Sequence[Line], identity: str, label: str, log: bool = False
-) -> Chart:
+def lines_chart(lines: Sequence[Line], identity: str, label: str, log: bool = False) -> Chart:
     """Quantities over the training."""
     traces = [
         {

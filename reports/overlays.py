@@ -168,5 +168,3 @@ def _difference_map(one: Difference, name: str, visible: bool) -> Trace:
         "hoverongaps": False,
         "hovertemplate": f"block %{{y}}, step %{{x:,d}}: <b>{times}%{{customdata:.3~g}}</b>",
     }  # fmt: skip
-
-

@@ -258,9 +258,13 @@ def _learning(measured: Measured) -> Iterator[Statement]:
         return
     indices, ratio = found
     late = ratio[-max(len(ratio) // 4, 1) :]
-    typical = np.array([np.median(c[np.isfinite(c)]) if np.isfinite(c).any() else nan for c in late.T])
+    typical = np.array(
+        [np.median(c[np.isfinite(c)]) if np.isfinite(c).any() else nan for c in late.T]
+    )
     if not (typical > 0).any():
-        yield Statement("No block moved its weights in the last recorded steps.", "warn", "learning")
+        yield Statement(
+            "No block moved its weights in the last recorded steps.", "warn", "learning"
+        )
         return
     middle = float(np.nanmedian(typical))
     idle = [int(i) for i, pace in zip(indices, typical, strict=True) if pace < IDLE * middle]

@@ -76,8 +76,7 @@ def _training(measured: Measured) -> Section:
         found.append(cards.gradient_card(measured))
     others = [name for name in measured.run.scalar_names if name not in losses]
     found += [
-        cards.scalar_card(measured, name, place)
-        for place, name in enumerate(others[:MOST_SCALARS])
+        cards.scalar_card(measured, name, place) for place, name in enumerate(others[:MOST_SCALARS])
     ]
     lead = "The whole training on one axis."
     if len(others) > MOST_SCALARS:
@@ -107,7 +106,9 @@ def _updates(measured: Measured) -> Section:
 def _weights(measured: Measured) -> Section:
     plain = [m for m in _of(measured, "weight") if not m.short.startswith("weibull")]
     found = _metric_cards(measured, plain)
-    return Section("weight", "Weights", "The parameters themselves, on a schedule of their own.", found)
+    return Section(
+        "weight", "Weights", "The parameters themselves, on a schedule of their own.", found
+    )
 
 
 def _weibull(measured: Measured) -> Section:
@@ -123,14 +124,18 @@ def _weibull(measured: Measured) -> Section:
 def _others(measured: Measured) -> Section:
     known = {group for group, _, _ in DEPTH_SECTIONS} | {"update", "weight", "massive"}
     own = [metric for metric in measured.metrics if metric.group not in known]
-    return Section("own", "Other metrics", "Metrics of this run's own.", _metric_cards(measured, own))
+    return Section(
+        "own", "Other metrics", "Metrics of this run's own.", _metric_cards(measured, own)
+    )
 
 
 def _cost(measured: Measured) -> Section:
     found = cards.cost_card(measured)
     lead = f"{measured.drawn.text} What is missing is blank in the charts, and said here."
     tables = (_coverage(measured), _events(measured))
-    return Section("cost-and-coverage", "Cost and coverage", lead, (found,) if found else (), tables)
+    return Section(
+        "cost-and-coverage", "Cost and coverage", lead, (found,) if found else (), tables
+    )
 
 
 def _coverage(measured: Measured) -> Table:
@@ -144,14 +149,14 @@ def _coverage(measured: Measured) -> Table:
         for (kind, metric, reason), many in counted.most_common(MOST_ROWS)
     )  # fmt: skip
     remark = "" if rows else "Nothing is known to be missing."
-    return Table("Not recorded, and why", ("kind", "metric", "where", "times", "reason"), rows, remark)
+    return Table(
+        "Not recorded, and why", ("kind", "metric", "where", "times", "reason"), rows, remark
+    )
 
 
 def _events(measured: Measured) -> Table:
     events = measured.run.events
-    rows = tuple(
-        (words.integer(one.step), one.kind, one.message) for one in events[:MOST_ROWS]
-    )
+    rows = tuple((words.integer(one.step), one.kind, one.message) for one in events[:MOST_ROWS])
     remark = f"The first {MOST_ROWS} of {len(events)}." if len(events) > MOST_ROWS else ""
     return Table("Events", ("step", "kind", "message"), rows, remark or ("" if rows else "None."))
 
