@@ -7,13 +7,10 @@ import numpy as np
 
 from dynscope.catalogue import METRICS, Metric
 from dynscope.depth import FFN_BAND
-from dynscope.reports import theme, words
-from dynscope.reports.axes import depth_axis, value_axis
+from dynscope.reports import words
 from dynscope.reports.charts import Card, Chart
 from dynscope.reports.curves import Curve
 from dynscope.reports.figures import (
-    curve_trace,
-    layout,
     lines_chart,
     map_chart,
     massive_chart,
@@ -21,10 +18,19 @@ from dynscope.reports.figures import (
     with_reference,
 )
 from dynscope.reports.measured import Measured, block_ratio
-from dynscope.reports.summaries import line, massive, profile
+from dynscope.reports.summaries import Profile, Series, line, massive, profile
 
 HALF_NORMAL = 1.2054
 HEALTHY_UPDATE = 1e-3
+LEARNING = Metric(
+    "update/block_ratio",
+    ("step", "block"),
+    "1",
+    "√Σ‖Δw‖² / √Σ‖w‖² over the parameters of a block, from update/norm and update/ratio",
+    "Near 10⁻³ is common early in training, and it falls with the learning rate; a block at a "
+    "tenth of its neighbours idles.",
+    METRICS["update/ratio"].source,
+)
 
 
 def identity(name: str) -> str:
@@ -45,6 +51,7 @@ def metric_card(measured: Measured, metric: Metric) -> Card:
         if found.constant is None and heat is not None:
             charts += (heat,)
         elif found.constant is not None:
+            charts = (with_height(charts[0], 200),)
             remark = f"{words.number(found.constant)} everywhere, at every recorded step."
     return card(metric, charts, remark)
 
@@ -60,8 +67,12 @@ def hero(measured: Measured) -> Chart | None:
 
 
 def as_hero(chart: Chart) -> Chart:
-    spec = chart.spec | {"layout": chart.spec["layout"] | {"height": 260}}
-    return replace(chart, spec=spec, title="Activation variance")
+    return replace(with_height(chart, 260), title="Activation variance")
+
+
+def with_height(chart: Chart, pixels: int) -> Chart:
+    layout = chart.spec["layout"] | {"height": pixels}
+    return replace(chart, spec=chart.spec | {"layout": layout})
 
 
 def card(metric: Metric, charts: tuple[Chart, ...], remark: str = "", **more: Any) -> Card:
@@ -134,26 +145,15 @@ def learning_card(measured: Measured) -> Card | None:
     if found is None or not np.isfinite(found[1]).any():
         return None
     depths, ratio = found
-    late = ratio[-max(len(ratio) // 4, 1) :]
-    early = ratio[: max(len(ratio) // 4, 1)]
-    names = tuple(f"block {depth}" for depth in depths)
-    traces = []
-    for label, part, colour in (
-        ("first quarter", early, theme.GREY), ("last quarter", late, theme.PALETTE[0]),
-    ):  # fmt: skip
-        whole = Curve(label, "block", 0, depths, depths, names)
-        typical = np.array([_median(column) for column in part.T])
-        traces.append(curve_trace(whole, typical, colour))
-    x = depth_axis([Curve("", "block", 0, depths, depths, names)])
-    y = value_axis("relative update", True, [trace["y"] for trace in traces])
-    chart = Chart("learning", "By block", {"data": traces, "layout": layout(x, y)}, log_button=True)
-    chart = with_reference(chart, [(HEALTHY_UPDATE, "10⁻³, common with Adam")])
-    return Card(
-        "learning", "Which blocks learn", "1 per step",
-        "√Σ‖Δw‖² / √Σ‖w‖² over the parameters of a block, median over a quarter of the recorded "
-        "steps", "Near 10⁻³ is common early in training and falls with the learning rate; a block "
-        "a tenth of its neighbours idles.", METRICS["update/ratio"].source, (chart,),
-    )  # fmt: skip
+    whole = Curve("block", "block", 0, depths, depths, tuple(f"block {d}" for d in depths))
+    rows = measured.drawn
+    blocks = Profile(LEARNING, rows.drawn, (Series(whole, ratio[rows.rows]),))
+    chart = with_reference(
+        profile_chart(blocks, "learning"), [(HEALTHY_UPDATE, "10⁻³, common with Adam")]
+    )
+    heat = map_chart(blocks, "learning-map")
+    charts = (hold(chart, (HEALTHY_UPDATE / 2, HEALTHY_UPDATE * 2)), *((heat,) if heat else ()))
+    return card(LEARNING, charts, id="learning", title="Which blocks learn", name="")
 
 
 def weibull_card(measured: Measured, metric: Metric) -> Card:
@@ -163,7 +163,7 @@ def weibull_card(measured: Measured, metric: Metric) -> Card:
         return made
     level = [(HALF_NORMAL, f"half-normal {HALF_NORMAL}")]
     drawn = with_reference(made.charts[0], level, FFN_BAND)
-    drawn = _hold(drawn, (FFN_BAND[0] - 0.02, HALF_NORMAL + 0.02))
+    drawn = hold(drawn, (FFN_BAND[0] - 0.02, HALF_NORMAL + 0.02))
     charts = (drawn, *made.charts[1:])
     reading = f"{made.reading} The tinted strip is the band of trained FFN matrices."
     return replace(made, id="weibull-k", title="Shape k", reading=reading, charts=charts)
@@ -183,18 +183,14 @@ def cost_card(measured: Measured) -> Card | None:
     )  # fmt: skip
 
 
-def _hold(chart: Chart, span: tuple[float, float]) -> Chart:
+def hold(chart: Chart, span: tuple[float, float]) -> Chart:
     """``chart`` with a value axis that reaches over ``span``."""
     axis = chart.spec["layout"]["yaxis"]
-    low, high = axis.get("range", span)
-    axis = axis | {"range": [min(low, span[0]), max(high, span[1])]}
+    ends = np.log10(span) if axis.get("type") == "log" else span
+    low, high = axis.get("range", ends)
+    axis = axis | {"range": [min(low, float(ends[0])), max(high, float(ends[1]))]}
     spec = chart.spec | {"layout": chart.spec["layout"] | {"yaxis": axis}}
     return replace(chart, spec=spec)
-
-
-def _median(values: np.ndarray) -> float:
-    finite = values[np.isfinite(values)]
-    return float(np.median(finite)) if finite.size else float("nan")
 
 
 def _reason(measured: Measured, metric: Metric) -> str:

@@ -41,7 +41,7 @@ def compare(
         progress(title)
         chosen = [metric for metric in metrics if _section_of(metric) == group]
         made = [metric_card(sides, metric, most, relative) for metric in chosen]
-        made.sort(key=lambda card: -len(card.charts))
+        made.sort(key=lambda card: (-len(card.charts), card.name != "activation/variance"))
         sections.append(Section(group, title, lead, tuple(made)))
     sections.append(_massive(sides, relative))
     steps = [part for side in sides for part in (_drawn(side.measured))]

@@ -81,6 +81,7 @@
     const layout = { ...chart.layout, template: payload.templates[theme()], shapes: shapes(chart),
       showlegend: false, autosize: true };
     if (chart.layout.meta?.[depth]) layout.xaxis = chart.layout.meta[depth];
+    for (const axis of ["xaxis", "yaxis"]) layout[axis] = { minorloglabels: "complete", ...layout[axis] };
     if (chart.time === "x" && logSteps) layout.xaxis = { ...layout.xaxis, ...stepAxis() };
     return layout;
   }

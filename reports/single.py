@@ -27,9 +27,9 @@ DEPTH_SECTIONS = (
 def report(run: Run, progress: Callable[[str], None] = lambda _: None) -> Report:
     """The page of ``run``; ``progress`` is told the title of every section that is begun."""
     measured = Measured(run)
+    forward, *backward = (_depth(*section) for section in DEPTH_SECTIONS)
     makers = (
-        _training, *(_depth(*section) for section in DEPTH_SECTIONS), _massive, _updates, _weights,
-        _weibull, _others, _cost,
+        _training, forward, _massive, *backward, _updates, _weights, _weibull, _others, _cost,
     )  # fmt: skip
     sections = []
     for make in makers:
@@ -167,5 +167,6 @@ def _of(measured: Measured, group: str) -> list[Metric]:
 
 def _metric_cards(measured: Measured, metrics: Sequence[Metric]) -> tuple[Card, ...]:
     """Cards with a map first: what is the same everywhere comes last, without one."""
-    made = (cards.metric_card(measured, metric) for metric in metrics)
+    ordered = sorted(metrics, key=lambda metric: metric.short != "variance")
+    made = (cards.metric_card(measured, metric) for metric in ordered)
     return tuple(sorted(made, key=lambda card: -len(card.charts)))
