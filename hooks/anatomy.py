@@ -26,10 +26,10 @@ _LAYERS = ("conv", *SUBLAYERS)
 class Anatomy:
     """What was decided about a model. All paths and names are without wrappers' prefixes.
 
-    ``sites`` are the modules worth naming, in order of definition, ``modules`` the module at each
-    site's path. ``parameters`` lists every parameter once, ``tensors`` holds the tensor of each by
-    name, ``tied`` the other names it has and ``layouts`` how it divides, where it holds several
-    matrices.
+    ``sites`` are the modules that are called, in order of definition; ``modules`` holds these and
+    the lists around them by path. ``parameters`` lists every parameter once, ``tensors`` holds the
+    tensor of each by name, ``tied`` the other names it has and ``layouts`` how it divides, where it
+    holds several matrices.
 
     ``residual`` maps a sublayer's path to that of the module whose *input* is the residual stream
     the sublayer is added to, ``branch`` to that of the module whose *output* is what is added.
@@ -150,17 +150,17 @@ class Anatomy:
 
     def tree(self) -> str:
         """What was decided, as an indented tree in which equal blocks are told once."""
-        blocks = sum(site.role == "block" for site in self.sites)
-        stacks = len({site.stack for site in self.sites if site.role == "block"})
-        depth = "depth by the order of calls" if self.by_call_order else f"{blocks} blocks"
-        lines = [depth + (f" in {stacks} stacks" if stacks > 1 else "")]
+        blocks = {(site.stack, site.depth) for site in self.sites if site.depth >= 0}
+        stacks = len({stack for stack, _ in blocks})
+        axis = "depth by the order of calls" if self.by_call_order else f"{len(blocks)} blocks"
+        lines = [axis + (f" in {stacks} stacks" if stacks > 1 else "")]
         lines += outline(self.sites, self.residual, self.branch)
         lines += [f"{name} is also {', '.join(others)}" for name, others in self.tied.items()]
         return "\n".join(lines)
 
 
 def _is_site(node: Node) -> bool:
-    """Whether a module is ever called and says more than the whole model does."""
+    """Whether a module is called and is not the whole model; a model of one layer is a site."""
     return not node.container and (node.parent is not None or node.atomic)
 
 

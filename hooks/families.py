@@ -95,10 +95,12 @@ RULES: tuple[Rule, ...] = (
     Rule("attention", "block layers", kind=r"Attention|Attn", zone="attention"),
     Rule("ffn", "block", name="output", sibling="intermediate", zone="ffn"),
     Rule("other", "block", name="intermediate", sibling="output", zone="ffn"),
+    Rule("in", "block", name="ffn", sibling="ffn_output"),  # ALBERT
+    Rule("out", "block", name="ffn_output"),
     Rule("ffn", "block", name=_FFN_NAME, zone="ffn"),
     Rule("ffn", "block", kind=_FFN_KIND, zone="ffn"),
     Rule("mixer", "block layers", name=r"mixer|mamba|ssm|ssd|recurrent|temporal_block", zone="mixer"),
-    Rule("mixer", "block layers", kind=r"Mixer$|^Mamba\d?$|SSM|^RNN|LSTM$|GRU$", zone="mixer"),
+    Rule("mixer", "block layers", kind=r"Mixer$|ShortConv$|^Mamba\d?$|SSM|^RNN|LSTM$|GRU$", zone="mixer"),
     # Attention's matrices; also where the block holds them itself.
     Rule("q", "attention", name="q_attn"),  # GPT-2's cross-attention, whose c_attn is k and v
     Rule("other", "attention", name="c_attn", sibling="q_attn"),
@@ -219,6 +221,7 @@ FAMILIES: tuple[Family, ...] = (
             Route("ffn", "intermediate", "output.dense"),
         ),
     ),
+    Family(("albert_layers.0.ffn_output",), ()),  # ALBERT: sums inside, one level down: unknown
     Family(  # DistilBERT
         ("attention", "sa_layer_norm", "ffn", "output_layer_norm"),
         (Route("attention"), Route("ffn", None)),
@@ -253,6 +256,13 @@ FAMILIES: tuple[Family, ...] = (
         ),
         lacks=("input_layernorm", "pre_feedforward_layernorm"),
     ),
+    Family(  # GLM 4: the same under other names
+        (*_LLAMA_NORMS, "post_self_attn_layernorm", "post_mlp_layernorm"),
+        (
+            Route("attention", "", "post_self_attn_layernorm"),
+            Route("ffn", "post_attention_layernorm", "post_mlp_layernorm"),
+        ),
+    ),
     Family(  # BLOOM adds the residual inside its sublayers
         (*_LLAMA_NORMS, "self_attention.query_key_value", "mlp.gelu_impl", "mlp.dense_4h_to_h"),
         (
@@ -270,7 +280,26 @@ FAMILIES: tuple[Family, ...] = (
     Family(  # Llama, Qwen, Mistral, Mixtral, Phi-3
         _LLAMA_NORMS,
         (Route("attention"), Route("ffn", "post_attention_layernorm")),
-        lacks=("post_mlp_layernorm",),
+    ),
+    Family(  # Jamba
+        ("input_layernorm", "pre_ff_layernorm"),
+        (Route("attention"), Route("mixer"), Route("ffn", "pre_ff_layernorm")),
+    ),
+    Family(  # GPT-2 with cross-attention, whose norm is defined behind it
+        ("ln_1", "ln_2", "ln_cross_attn"),
+        (
+            Route("attention"),
+            Route("cross_attention", "ln_cross_attn"),
+            Route("ffn", "ln_2"),
+        ),
+    ),
+    Family(  # MPT: the FFN adds the residual itself
+        ("norm_1", "attn.Wqkv", "norm_2", "ffn.down_proj"),
+        (Route("attention"), Route("ffn", "norm_2", "ffn.down_proj")),
+    ),
+    Family(  # LFM 2
+        ("operator_norm", "ffn_norm"),
+        (Route("attention"), Route("mixer"), Route("ffn", "ffn_norm")),
     ),
     Family(("ln_attn", "ln_mlp"), (Route("attention"), Route("ffn", "ln_mlp"))),  # Falcon
     Family(  # DeiT, BEiT and others: the residual is added inside `output`

@@ -24,6 +24,8 @@ def trace_block(block: Node, into: Residual) -> None:
         return  # the layers of a plain network, which need not have a residual
     for sublayer in sublayers:
         into.branch[sublayer.path] = sublayer.path
+    if block.parameters:
+        return  # the block's own parameters may scale what it adds: ReZero, BEiT
     family = next((family for family in FAMILIES if _fits(family, block, inside)), None)
     if family is not None:
         _by_family(family, inside, sublayers, into)
@@ -65,20 +67,22 @@ def _by_order(block: Node, sublayers: list[Node], into: Residual) -> None:
     """Norms in front of sublayers, behind them, or both, as the order of definition has them."""
     gaps = _between(block, sublayers, lambda node: node.role == "norm")
     n, counts = len(sublayers), [len(gap) for gap in gaps]
-    # transformers' authors define norms last wherever they use them: there it proves nothing
+    # transformers' authors define norms last wherever they use them: there that proves nothing
     borrowed = type(block.module).__module__.startswith("transformers")
     sources: list[Node | None]
     if counts == [1] * n + [0]:  # Pre-LN
         sources = [gap[0] for gap in gaps[:-1]]
+    elif n > 1 and sum(counts) == 1 and (borrowed or counts[0]):  # one norm: in parallel
+        sources = [block] * n
+    elif borrowed and any(counts):
+        return
     elif counts == [1] + [2] * (n - 1) + [1]:  # norms on both sides
         sources = [gap[-1] for gap in gaps[:-1]]
         for sublayer, gap in zip(sublayers, gaps[1:], strict=True):
             into.branch[sublayer.path] = gap[0].path
     elif counts == [n] + [0] * n:  # all norms first
         sources = list(gaps[0])
-    elif counts == [1] + [0] * n:  # one norm in front of parallel sublayers
-        sources = [gaps[0][0]] * n
-    elif (counts == [0] + [1] * n and not borrowed) or not any(counts):  # Post-LN, or no norms
+    elif counts == [0] + [1] * n or not any(counts):  # Post-LN, or no norms
         sources = [_entry(block, sublayer) for sublayer in sublayers]
     else:
         return

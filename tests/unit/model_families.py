@@ -22,6 +22,7 @@ _TEXT: dict[str, Any] = {
 _GROUPED: dict[str, Any] = {**_TEXT, "num_key_value_heads": 2, "head_dim": 4}
 _GPT: dict[str, Any] = {
     "n_embd": 16, "n_layer": 2, "n_head": 4, "vocab_size": 40, "n_positions": 32, "n_ctx": 32,
+    "attn_pdrop": 0.0,
     "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 _BART: dict[str, Any] = {
@@ -124,7 +125,37 @@ _TWO_STACKS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
 }  # fmt: skip
 
+# Families whose residual stream is checked by numbers, and whose roles are not written down.
+_MORE: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "glm4": ("Glm4ForCausalLM", "Glm4Config", _GROUPED),
+    "phi": ("PhiForCausalLM", "PhiConfig", _TEXT),
+    "mpt": (
+        "MptForCausalLM", "MptConfig",
+        {"d_model": 16, "n_heads": 4, "n_layers": 2, "vocab_size": 40, "max_seq_len": 32},
+    ),
+    "gpt_bigcode": ("GPTBigCodeForCausalLM", "GPTBigCodeConfig", _GPT),
+    "gpt_bigcode_per_head": (
+        "GPTBigCodeForCausalLM", "GPTBigCodeConfig", {**_GPT, "multi_query": False},
+    ),
+    "modernbert": (
+        "ModernBertForMaskedLM", "ModernBertConfig", {**_TEXT, "cls_token_id": 1, "sep_token_id": 2},
+    ),
+    "jamba": (
+        "JambaForCausalLM", "JambaConfig",
+        {
+            **_TEXT, "num_key_value_heads": 2, "use_mamba_kernels": False, "num_experts": 4,
+            "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2,
+            "expert_layer_offset": 1,
+        },
+    ),
+    "lfm2": (
+        "Lfm2ForCausalLM", "Lfm2Config",
+        {**_TEXT, "layer_types": ["conv", "full_attention"], "num_key_value_heads": 2},
+    ),
+}  # fmt: skip
+
 NAMES = (*_CAUSAL, *_PICTURES, *_TWO_STACKS, "clip")
+MORE = tuple(_MORE)
 
 
 def build(name: str) -> Built:
@@ -133,8 +164,8 @@ def build(name: str) -> Built:
     torch.manual_seed(0)
     if name == "clip":
         model, inputs = _clip()
-    elif name in _CAUSAL:
-        model, inputs = _make(_CAUSAL[name]), {"input_ids": TOKENS}
+    elif name in _CAUSAL or name in _MORE:
+        model, inputs = _make((_CAUSAL | _MORE)[name]), {"input_ids": TOKENS}
     elif name in _PICTURES:
         model, inputs = _make(_PICTURES[name]), {"pixel_values": PIXELS}
     else:

@@ -22,7 +22,7 @@ def unexplained(model: nn.Module, anatomy: Anatomy, inputs: Mapping[str, Tensor]
         for path, source in anatomy.residual.items()
         if not any(
             _among(entered[source] + added[path] + other, states)
-            for other in [torch.zeros(()), *_beside(path, anatomy, added)]
+            for other in _beside(path, anatomy, added)
         )
     ]
 
@@ -59,9 +59,10 @@ def _first(value: Any) -> Tensor | None:
 
 
 def _beside(path: str, anatomy: Anatomy, added: Mapping[str, Tensor]) -> list[Tensor]:
-    """What the other sublayers add to the same state, if they run in parallel."""
+    """Nothing, or what another sublayer of the block adds to the same state, in parallel."""
     block = path.rpartition(".")[0]
-    return [added[p] for p in added if p != path and p.rpartition(".")[0] == block]
+    others = [added[p] for p in added if p != path and p.rpartition(".")[0] == block]
+    return [torch.zeros(()), *(t for t in others if t.shape == added[path].shape)]
 
 
 def _among(total: Tensor, states: list[Tensor]) -> bool:

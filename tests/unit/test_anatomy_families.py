@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dynscope.hooks.anatomy import Anatomy
-from tests.unit.model_families import NAMES, build
+from tests.unit.model_families import MORE, NAMES, build
 from tests.unit.streams import unexplained
 
 GOLDEN = Path(__file__).parent / "anatomy"
@@ -70,7 +70,7 @@ def test_what_is_called_other_is_nothing_a_reader_looks_for(name: str) -> None:
     assert unknown == (["logit_scale"] if name == "clip" else [])
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "resnet"])
+@pytest.mark.parametrize("name", [*(name for name in NAMES if name != "resnet"), *MORE])
 def test_each_sublayer_of_a_family_is_added_where_anatomy_says(name: str) -> None:
     model, inputs = build(name)
     anatomy = Anatomy.of(model)

@@ -36,6 +36,10 @@ FUSED = {
     "neox": ("gpt_neox.layers.0.attention", "query_key_value"),
     "bloom": ("transformer.h.0.self_attention", "query_key_value"),
     "falcon": ("transformer.h.0.self_attention", "query_key_value"),
+    "gpt_bigcode": ("transformer.h.0.attn", "c_attn"),
+    "gpt_bigcode_per_head": ("transformer.h.0.attn", "c_attn"),
+    "mpt": ("transformer.blocks.0.attn", "Wqkv"),
+    "modernbert": ("model.layers.0.attn", "Wqkv"),
     "phi3": ("model.layers.0.self_attn", "qkv_proj"),
 }
 
@@ -52,7 +56,7 @@ def test_without_its_value_rows_attention_adds_only_its_bias(name: str) -> None:
 
 @pytest.mark.parametrize("name", FUSED)
 def test_without_its_query_rows_attention_is_uniform(name: str) -> None:
-    if name == "bloom":
+    if name in ("bloom", "mpt"):
         pytest.skip("its position bias is added to the scores")
     model, inputs = build(name)
     anatomy = Anatomy.of(model)
