@@ -60,7 +60,8 @@ FUSED: tuple[Fused, ...] = (
 
 def layout_of(owner: Node, name: str, weight: Tensor, role: str) -> Layout | None:
     """The layout of the weight that ``owner`` holds as ``name``, or None if it is one matrix."""
-    if owner.role == "experts" and weight.ndim >= 2:
+    stacked = owner.role == "experts" and any(p.dim() == 3 for _, p in owner.parameters)
+    if stacked and weight.ndim >= 2:
         return _experts(owner, weight, role)
     if role == "qkv":
         return _fused(owner, name, weight)
