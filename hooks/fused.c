@@ -15,6 +15,23 @@
 #define FIRST_BIN ((127 - 40) << 6)
 #define MAX_THREADS 256
 
+/* Sums are kept in LANES parts: enough independent additions to fill the processor's pipelines,
+ * and each part adds so few numbers that float is exact enough within a segment. */
+#define LANES 32
+#define EACH_LANE(n, ...)                                                                         \
+  do {                                                                                            \
+    int64_t whole = (n) / LANES * LANES;                                                          \
+    for (int64_t block = 0; block < whole; block += LANES)                                        \
+      for (int lane = 0; lane < LANES; lane++) {                                                  \
+        int64_t i = block + lane;                                                                 \
+        __VA_ARGS__                                                                               \
+      }                                                                                           \
+    for (int64_t i = whole; i < (n); i++) {                                                       \
+      int lane = (int)(i - whole);                                                                \
+      __VA_ARGS__                                                                                 \
+    }                                                                                             \
+  } while (0)
+
 /* The order of these fields is that of dynscope.hooks.fused.FORWARD. */
 enum { COUNT, SUM, SQUARES, ABS, ZEROS, NONFINITE, MASSIVE, TOKENS, ANGLE, COSINE, IN_SQUARES, ABSMAX, FIELDS };
 
@@ -115,66 +132,73 @@ static inline float from_half(_Float16 x) { return (float)x; }
 #else /* the functions, once for each ELEMENT */
 
 static void NAME(segment, SUFFIX)(const ELEMENT *x, int64_t n, int64_t index, int64_t stride, Partial *p) {
-  float sum = 0, magnitudes = 0, largest_here = 0;
-  int32_t zeros = 0, nonfinite = 0;
-#pragma omp simd reduction(+ : sum, magnitudes, zeros, nonfinite) reduction(max : largest_here)
-  for (int64_t i = 0; i < n; i++) {
+  float sums[LANES] = {0}, magnitudes[LANES] = {0}, most[LANES] = {0};
+  int32_t zeros[LANES] = {0}, nonfinite[LANES] = {0};
+  EACH_LANE(n, {
     float v = CONVERT(x[i]);
     float a = fabsf(v);
-    sum += v;
-    magnitudes += a;
-    zeros += v == 0;
-    nonfinite += is_nonfinite(v);
-    largest_here = a > largest_here ? a : largest_here;
+    sums[lane] += v;
+    magnitudes[lane] += a;
+    zeros[lane] += v == 0;
+    nonfinite[lane] += is_nonfinite(v);
+    most[lane] = a > most[lane] ? a : most[lane];
+  });
+  double sum = 0, magnitude = 0;
+  float absmax = 0;
+  int64_t zero = 0, bad = 0;
+  for (int lane = 0; lane < LANES; lane++) {
+    sum += sums[lane];
+    magnitude += magnitudes[lane];
+    absmax = most[lane] > absmax ? most[lane] : absmax;
+    zero += zeros[lane];
+    bad += nonfinite[lane];
   }
-  float mean = sum / (float)n;
-  double squares = 0;
-#pragma omp simd reduction(+ : squares)
-  for (int64_t i = 0; i < n; i++) {
+  float mean = (float)(sum / (double)n);
+  double squares[LANES] = {0}, about_mean = 0, m = mean;
+  EACH_LANE(n, {
     double d = (double)(CONVERT(x[i]) - mean);
-    squares += d * d;
-  }
-  /* sum of squares about 0 from the one about a nearby point: exact up to double rounding */
-  double m = mean;
-  p->sums[SQUARES] += squares + 2 * m * ((double)sum - (double)n * m) + (double)n * m * m;
+    squares[lane] += d * d;
+  });
+  for (int lane = 0; lane < LANES; lane++) about_mean += squares[lane];
+  /* the sum of squares about 0 from the one about a nearby point: exact up to double rounding */
+  p->sums[SQUARES] += about_mean + 2 * m * (sum - (double)n * m) + (double)n * m * m;
   p->sums[COUNT] += (double)n;
   p->sums[SUM] += sum;
-  p->sums[ABS] += magnitudes;
-  p->sums[ZEROS] += zeros;
-  p->sums[NONFINITE] += nonfinite;
-  double absmax = magnitudes != magnitudes ? (double)magnitudes : largest_here;
-  p->sums[ABSMAX] = largest(p->sums[ABSMAX], absmax);
-  if (largest_here > fabs(p->top[2]))
+  p->sums[ABS] += magnitude;
+  p->sums[ZEROS] += (double)zero;
+  p->sums[NONFINITE] += (double)bad;
+  p->sums[ABSMAX] = largest(p->sums[ABSMAX], magnitude != magnitude ? magnitude : absmax);
+  if (absmax > fabs(p->top[2]))
     for (int64_t i = 0; i < n; i++) {
       float v = CONVERT(x[i]);
       if (fabsf(v) > fabs(p->top[2]) && !is_nonfinite(v)) keep_top(p, v, index + i);
     }
   for (int64_t i = (stride - index % stride) % stride; i < n; i += stride) {
     float v = CONVERT(x[i]);
-    if (!is_nonfinite(v)) p->histogram[bin_of(v)]++;
+    if (bad == 0 || !is_nonfinite(v)) p->histogram[bin_of(v)]++;
   }
 }
 
-/* Angle between a row and its reference by 2 atan2(|u - v|, |u + v|) of the unit vectors, which
- * keeps its accuracy where arccos of the cosine loses it. */
+/* Angle between a row and its reference by 2 arcsin(|u - v| / 2) of the unit vectors, which keeps
+ * its accuracy at small angles, where arccos of the cosine loses it. */
 static void NAME(angle, SUFFIX)(const ELEMENT *x, const ELEMENT *r, int64_t n, Partial *p) {
-  double xx = 0, rr = 0, apart = 0, together = 0;
-#pragma omp simd reduction(+ : xx, rr)
-  for (int64_t i = 0; i < n; i++) {
+  double xs[LANES] = {0}, rs[LANES] = {0}, xx = 0, rr = 0;
+  EACH_LANE(n, {
     double a = CONVERT(x[i]), b = CONVERT(r[i]);
-    xx += a * a;
-    rr += b * b;
-  }
+    xs[lane] += a * a;
+    rs[lane] += b * b;
+  });
+  for (int lane = 0; lane < LANES; lane++) xx += xs[lane], rr += rs[lane];
   p->sums[IN_SQUARES] += rr;
   if (xx == 0 || rr == 0) return; /* a zero vector has no direction */
-  float sx = (float)(1 / sqrt(xx)), sr = (float)(1 / sqrt(rr));
-#pragma omp simd reduction(+ : apart, together)
-  for (int64_t i = 0; i < n; i++) {
-    double u = (double)CONVERT(x[i]) * sx, v = (double)CONVERT(r[i]) * sr;
-    apart += (u - v) * (u - v);
-    together += (u + v) * (u + v);
-  }
-  double angle = 2 * atan2(sqrt(apart), sqrt(together));
+  double sx = 1 / sqrt(xx), sr = 1 / sqrt(rr), apart = 0;
+  memset(xs, 0, sizeof xs);
+  EACH_LANE(n, {
+    double d = (double)CONVERT(x[i]) * sx - (double)CONVERT(r[i]) * sr;
+    xs[lane] += d * d;
+  });
+  for (int lane = 0; lane < LANES; lane++) apart += xs[lane];
+  double angle = 2 * asin(fmin(1, sqrt(apart) / 2));
   p->sums[TOKENS] += 1;
   p->sums[ANGLE] += angle / M_PI;
   p->sums[COSINE] += cos(angle);
@@ -232,30 +256,29 @@ void NAME(observe, SUFFIX)(const ELEMENT *x, const ELEMENT *r, int64_t rows, int
 /* Sum of squares, number of non-finite values and largest magnitude of n elements. */
 void NAME(squares, SUFFIX)(const ELEMENT *x, int64_t n, int threads, double *out) {
   double squares = 0, absmax = 0;
-  int64_t nonfinite = 0, nan = 0;
+  int64_t nonfinite = 0;
   if (n < 65536) threads = 1;
-#pragma omp parallel for num_threads(threads) reduction(+ : squares, nonfinite, nan) reduction(max : absmax)
+#pragma omp parallel for num_threads(threads) reduction(+ : squares, nonfinite) reduction(max : absmax)
   for (int64_t start = 0; start < n; start += SEGMENT) {
-    int64_t stop = start + SEGMENT < n ? start + SEGMENT : n;
-    double sum = 0;
-    float largest_here = 0;
-    int32_t bad = 0, not_a_number = 0;
-#pragma omp simd reduction(+ : sum, bad, not_a_number) reduction(max : largest_here)
-    for (int64_t i = start; i < stop; i++) {
-      float v = CONVERT(x[i]);
+    int64_t length = n - start < SEGMENT ? n - start : SEGMENT;
+    double sums[LANES] = {0};
+    float most[LANES] = {0};
+    int32_t bad[LANES] = {0};
+    EACH_LANE(length, {
+      float v = CONVERT(x[start + i]);
       float a = fabsf(v);
-      sum += (double)v * (double)v;
-      bad += is_nonfinite(v);
-      not_a_number += v != v;
-      largest_here = a > largest_here ? a : largest_here;
+      sums[lane] += (double)v * (double)v;
+      bad[lane] += is_nonfinite(v);
+      most[lane] = a > most[lane] ? a : most[lane];
+    });
+    for (int lane = 0; lane < LANES; lane++) {
+      squares += sums[lane];
+      nonfinite += bad[lane];
+      absmax = most[lane] > absmax ? most[lane] : absmax;
     }
-    squares += sum;
-    nonfinite += bad;
-    nan += not_a_number;
-    absmax = largest_here > absmax ? largest_here : absmax;
   }
   out[0] = squares;
   out[1] = (double)nonfinite;
-  out[2] = nan ? NAN : absmax;
+  out[2] = squares != squares ? squares : absmax; /* squares are NaN only where an element is */
 }
 #endif

@@ -86,15 +86,15 @@ def top_three(x: Tensor) -> tuple[Tensor, Tensor]:
 def angle(x: Tensor, reference: Tensor) -> dict[str, Tensor]:
     """Sums over rows of the angle between ``x`` and ``reference``, in half turns, and its cosine.
 
-    By 2 atan2(|u - v|, |u + v|) of the unit vectors u and v, which stays accurate where the
-    arccos of a cosine near one does not. Zero rows have no direction and are left out.
+    By 2 arcsin(|u - v| / 2) of the unit vectors u and v, which stays accurate at small angles,
+    where the arccos of a cosine near one does not. Zero rows have no direction and are left out.
     """
     a, b = (t.reshape(-1, t.shape[-1]).double() for t in (x, reference))
     squares = b.square().sum()
     norm_a, norm_b = a.norm(dim=1), b.norm(dim=1)
     usable = (norm_a > 0) & (norm_b > 0)
     u, v = a / norm_a[:, None], b / norm_b[:, None]
-    turn = 2 * torch.atan2((u - v).norm(dim=1), (u + v).norm(dim=1))
+    turn = 2 * torch.asin(((u - v).norm(dim=1) / 2).clamp(max=1))
     return {
         "tokens": usable.sum().double(),
         "angle": torch.where(usable, turn, 0.0).sum() / math.pi,
