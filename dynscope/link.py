@@ -157,6 +157,8 @@ class ProcessLink:
             return int(answer["last_step"])
         self._process.kill()
         self._process.wait()
+        self._process.stdout.close()
+        self.disown()
         if "error" in answer:
             raise InputError(answer["error"], answer["exit_code"])
         raise NoProcess(
@@ -180,7 +182,8 @@ class ProcessLink:
     def _last_answer(self) -> str | None:
         """Why the writer gave up, if it said so; waits for it to end."""
         assert self._process.stdout
-        answers = map(_parse, self._process.stdout.read().splitlines())
+        with self._process.stdout as output:
+            answers = [_parse(line) for line in output.read().splitlines()]
         return next((str(a["error"]) for a in answers if "error" in a), None)
 
 
