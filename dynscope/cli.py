@@ -266,3 +266,7 @@ def _span(steps: Any) -> str:
     if not len(steps):
         return "none recorded"
     return f"{int(steps[0]):,} to {int(steps[-1]):,}, {len(steps):,} recorded"
+
+
+if __name__ == "__main__":
+    main()

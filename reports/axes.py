@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dynscope.reports import words
 from dynscope.reports.curves import Curve
 
 Axis = dict[str, Any]
@@ -43,13 +44,19 @@ def value_axis(title: str, log: bool, values: Iterable[ArrayLike] = ()) -> Axis:
     """An axis that holds ``values`` at every step, so that it stays put while the step moves."""
     axis: Axis = {"title": {"text": title}, "zeroline": not log}
     if log:
-        axis |= {"type": "log", "exponentformat": "power", "minor": {"ticks": ""}}
+        axis |= {"type": "log", "exponentformat": "power"}
     span = extent(values, positive=log)
     if span is None:
         return axis
-    low, high = np.log10(span) if log else span
+    reach = padded(span, log)
+    return axis | {"range": reach} | (log_ticks(reach[0], reach[1]) if log else {})
+
+
+def padded(span: tuple[float, float], log: bool) -> list[float]:
+    """The range of an axis around ``span``, in base-10 logarithms where it is logarithmic."""
+    low, high = (float(np.log10(end)) if log else end for end in span)
     pad = 0.06 * (high - low) or (0.1 if log else 0.1 * abs(high) or 1.0)
-    return axis | {"range": [float(low - pad), float(high + pad)]}
+    return [low - pad, high + pad]
 
 
 def step_axis() -> Axis:
@@ -68,14 +75,23 @@ def extent(values: Iterable[ArrayLike], positive: bool = False) -> tuple[float, 
     return (float(min(lows)), float(max(highs))) if lows else None
 
 
-def log_colourbar(low: float, high: float) -> Axis:
-    """Ticks of a colour bar over ``low`` to ``high`` (base-10 logarithms), in plain numbers."""
+def log_ticks(low: float, high: float, logarithms: bool = False) -> Axis:
+    """Ticks from ``low`` to ``high`` (base-10 logarithms) in plain numbers: 1, 2, 5, 10 or decades.
+
+    With ``logarithms`` they stand at their logarithms, as on a colour bar.
+    """
     decades = np.arange(np.floor(low), np.ceil(high) + 1)
-    if high - low > 2:
-        ticks = decades[:: int(np.ceil(len(decades) / 8))]
-    else:
-        ticks = np.concatenate([decades + np.log10(lead) for lead in (1, 2, 5)])
-    if not ((ticks >= low) & (ticks <= high)).any():
-        ticks = np.array([low, high])
-    ticks = np.sort(ticks[(ticks >= low - 1e-9) & (ticks <= high + 1e-9)])
-    return {"tickvals": ticks.tolist(), "ticktext": [f"{10**tick:.3g}" for tick in ticks]}
+    ticks = decades[:: int(np.ceil(len(decades) / _MOST_TICKS))]
+    for leads in ((1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), np.arange(1, 10, 0.1)):
+        if _inside(ticks, low, high) >= 4:
+            break
+        ticks = np.concatenate([decades + np.log10(lead) for lead in leads])
+    ticks = np.sort(ticks[(ticks >= low) & (ticks <= high)])
+    ticks = ticks[:: int(np.ceil(len(ticks) / _MOST_TICKS)) or 1]
+    texts = [words.number(float(10**tick), 2) for tick in ticks]
+    places = ticks if logarithms else 10.0**ticks
+    return {"tickmode": "array", "tickvals": places.tolist(), "ticktext": texts}
+
+
+def _inside(ticks: Floats, low: float, high: float) -> int:
+    return int(((ticks >= low) & (ticks <= high)).sum())

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dynscope.reports import theme, words
-from dynscope.reports.axes import Axis, depth_axis, extent, log_colourbar, step_axis, value_axis
+from dynscope.reports.axes import Axis, depth_axis, extent, log_ticks, step_axis, value_axis
 from dynscope.reports.charts import Binding, Chart, How, Matrix, Spec
 from dynscope.reports.curves import Curve
 from dynscope.reports.summaries import Line, Massive, Profile, Series
@@ -69,7 +69,7 @@ def profile_chart(profile: Profile, identity: str) -> Chart:
         hidden = {"visible": "legendonly"} if one.curve.minor else {}
         traces.append(curve_trace(one.curve, one.values[-1], colour, **hidden))
     notes = _add_law(profile, traces, bindings)
-    title = f"{profile.metric.short} ({profile.metric.unit})"
+    title = words.quantity(profile.metric.short, profile.metric.unit)
     y = value_axis(words.literal(title), profile.log, (s.values for s in profile.series))
     spec = {"data": traces, "layout": layout(depth_axis([s.curve for s in profile.series]), y)}
     return Chart(
@@ -215,7 +215,7 @@ def _heatmap(one: Series, profile: Profile, visible: bool) -> Trace:
     bar: Axis = {"thickness": 10, "outlinewidth": 0, "len": 1, "x": 1.01, "xpad": 4}
     span = extent([z])
     if profile.log and span is not None:
-        bar |= log_colourbar(*span)
+        bar |= log_ticks(*span, logarithms=True)
     trace = {
         "type": "heatmap", "name": words.literal(one.curve.label), "x": profile.steps,
         "y": one.curve.depths, "z": z, "customdata": values, "colorscale": theme.SEQUENTIAL,

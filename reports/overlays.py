@@ -7,7 +7,7 @@ import numpy as np
 
 from dynscope.catalogue import Metric
 from dynscope.reports import theme, words
-from dynscope.reports.axes import Axis, depth_axis, extent, log_colourbar, step_axis, value_axis
+from dynscope.reports.axes import Axis, depth_axis, extent, log_ticks, padded, step_axis, value_axis
 from dynscope.reports.charts import Binding, Chart, Matrix
 from dynscope.reports.curves import Curve
 from dynscope.reports.figures import Trace, curve_trace, layout, matrices
@@ -39,8 +39,10 @@ def overlay_chart(
             traces.append(_run_trace(side, one.curve, one.values[-1], relative, shown))
     log = all(found.log for _, found in profiles)
     values = [one.values for _, found in profiles for one in found.series if not one.curve.minor]
-    y = value_axis(words.literal(f"{metric.short} ({metric.unit})"), log, values)
-    spec = {"data": traces, "layout": _layout(_curves(profiles), y, relative)}
+    y = value_axis(words.literal(words.quantity(metric.short, metric.unit)), log, values)
+    ranges = _ranges(profiles, labels, log)
+    y |= {"range": ranges[words.literal(labels[0])]} if ranges else {}
+    spec = {"data": traces, "layout": _layout(_curves(profiles), y, relative, ranges=ranges)}
     return Chart(identity, "Over depth", spec, tuple(bindings), "group", log_button=True)
 
 
@@ -142,11 +144,26 @@ def _run_trace(side: Side, curve: Curve, values: Any, relative: bool, shown: boo
     return trace
 
 
-def _layout(curves: Sequence[Curve], y: Axis, relative: bool) -> dict[str, Any]:
+def _layout(curves: Sequence[Curve], y: Axis, relative: bool, **meta: Any) -> dict[str, Any]:
     absolute = depth_axis(curves)
     if not relative:
-        return layout(absolute, y)
-    return layout(RELATIVE_AXIS, y, meta={"absolute": absolute, "relative": RELATIVE_AXIS})
+        return layout(absolute, y, meta=meta)
+    axes = {"absolute": absolute, "relative": RELATIVE_AXIS}
+    return layout(RELATIVE_AXIS, y, meta=meta | axes)
+
+
+def _ranges(
+    profiles: Sequence[tuple[Side, Profile]], labels: Sequence[str], log: bool
+) -> dict[str, list[float]]:
+    """The range of the value axis for each kind of layer, over all runs and steps."""
+    found = {}
+    for label in labels:
+        every = [one for _, profile in profiles for one in profile.series]
+        span = extent((one.values for one in every if one.curve.label == label), positive=log)
+        if span is None:
+            return {}
+        found[words.literal(label)] = padded(span, log)
+    return found
 
 
 def _curves(profiles: Sequence[tuple[Side, Profile]]) -> list[Curve]:
@@ -160,7 +177,7 @@ def _difference_map(one: Difference, name: str, visible: bool) -> Trace:
     bar: Axis = {"thickness": 10, "outlinewidth": 0, "len": 1, "x": 1.01, "xpad": 4}
     times = "×" if one.ratio else ""
     if one.ratio:
-        bar |= log_colourbar(-reach, reach)
+        bar |= log_ticks(-reach, reach, logarithms=True)
     return {
         "type": "heatmap", "name": words.literal(name), "x": one.steps, "y": one.series.curve.depths,
         "z": z, "customdata": 10.0**z if one.ratio else z, "zmin": -reach, "zmax": reach, "colorscale": [list(stop) for stop in theme.DIVERGING],

@@ -78,10 +78,9 @@
     for (const binding of chart.bindings) chart.data[binding.trace][binding.attribute] = value(binding);
     const depth = relative ? "relative" : "absolute";
     for (const trace of chart.data) if (trace.meta?.[depth]) trace.x = trace.meta[depth];
-    const layout = { ...chart.layout, template: payload.templates[theme()], shapes: shapes(chart),
+    const layout = { ...structuredClone(chart.layout), template: payload.templates[theme()], shapes: shapes(chart),
       showlegend: false, autosize: true };
     if (chart.layout.meta?.[depth]) layout.xaxis = chart.layout.meta[depth];
-    for (const axis of ["xaxis", "yaxis"]) layout[axis] = { minorloglabels: "complete", ...layout[axis] };
     if (chart.time === "x" && logSteps) layout.xaxis = { ...layout.xaxis, ...stepAxis() };
     return layout;
   }
@@ -133,6 +132,8 @@
         chart.chosen = name;
         for (const other of row.children) other.setAttribute("aria-pressed", String(other === event.currentTarget));
         show(id, chart, (trace) => nameOf(trace) === name && !chart.off?.has(trace.name));
+        const range = chart.layout.meta?.ranges?.[name];
+        if (range && isLog(id) === (chart.layout.yaxis.type === "log")) Plotly.relayout(document.getElementById(id), { "yaxis.range": [...range] });
       });
     }
   }
@@ -202,6 +203,7 @@
       seen.add(target.id);
       if (!drawn.has(target.id)) draw(target.id); else if (stale.has(target.id)) move(target.id);
     }
+    root.dataset.ready ??= String(Math.round(performance.now())); // milliseconds until usable
   }, { rootMargin: "250px 0px" });
 
   // Step
@@ -250,10 +252,13 @@
   function toggleLog(button) {
     const id = button.dataset.chart;
     draw(id);
+    const chart = payload.charts[id];
     const next = !isLog(id);
     button.setAttribute("aria-pressed", String(next));
     const update = { "yaxis.type": next ? "log" : "linear", "yaxis.autorange": true };
-    if (next) update["yaxis.exponentformat"] = "power";
+    const array = next && chart.layout.yaxis.tickmode === "array";
+    update["yaxis.tickmode"] = array ? "array" : "auto";
+    if (array && chart.layout.yaxis.range) { update["yaxis.autorange"] = false; update["yaxis.range"] = [...chart.layout.yaxis.range]; }
     (payload.charts[id].layout.annotations || []).forEach((one, at) => {
       const level = isLog(id) ? 10 ** document.getElementById(id).layout.annotations[at].y : document.getElementById(id).layout.annotations[at].y;
       update[`annotations[${at}].y`] = next ? Math.log10(level) : level;
@@ -334,5 +339,4 @@
 
   for (const id of Object.keys(payload.charts)) watcher.observe(document.getElementById(id));
   addEventListener("beforeprint", () => { for (const id of Object.keys(payload.charts)) { draw(id); if (stale.has(id)) move(id); } });
-  root.dataset.ready = "true";
 })();

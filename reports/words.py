@@ -106,6 +106,15 @@ def title(name: str) -> str:
     return spaced[:1].upper() + spaced[1:]
 
 
+def unit(name: str) -> str:
+    return "" if name == "1" else name
+
+
+def quantity(name: str, unit_name: str) -> str:
+    """The title of an axis: the name, and the unit where there is one."""
+    return f"{name} ({unit(unit_name)})" if unit(unit_name) else name
+
+
 def law(text: str) -> str:
     return text.replace("R2", "R²")
 
