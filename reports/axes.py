@@ -15,7 +15,7 @@ Floats = NDArray[np.floating]
 _MOST_TICKS = 12
 
 
-def depth_axis(curves: Sequence[Curve], title: str = "block") -> Axis:
+def depth_axis(curves: Sequence[Curve]) -> Axis:
     """Block numbers, with room for what stands before the first block and after the last."""
     inside = [curve.depths for curve in curves if curve.joined]
     last = int(max((depths.max() for depths in inside), default=0))
@@ -32,7 +32,7 @@ def depth_axis(curves: Sequence[Curve], title: str = "block") -> Axis:
     low, high = min(values), max(last, *values)
     pad = 0.04 * (high - low) + 0.25
     return {
-        "title": {"text": title},
+        "title": {"text": curves[0].noun if curves else "block"},
         "tickvals": values,
         "ticktext": texts,
         "range": [low - pad, high + pad],

@@ -145,7 +145,8 @@ def learning_card(measured: Measured) -> Card | None:
     if found is None or not np.isfinite(found[1]).any():
         return None
     depths, ratio = found
-    whole = Curve("block", "block", 0, depths, depths, tuple(f"block {d}" for d in depths))
+    names = tuple(f"{measured.noun} {depth}" for depth in depths)
+    whole = Curve("all weights", "block", 0, depths, depths, names, noun=measured.noun)
     rows = measured.drawn
     blocks = Profile(LEARNING, rows.drawn, (Series(whole, ratio[rows.rows]),))
     chart = with_reference(
@@ -153,7 +154,7 @@ def learning_card(measured: Measured) -> Card | None:
     )
     heat = map_chart(blocks, "learning-map")
     charts = (hold(chart, (HEALTHY_UPDATE / 2, HEALTHY_UPDATE * 2)), *((heat,) if heat else ()))
-    return card(LEARNING, charts, id="learning", title="Which blocks learn", name="")
+    return card(LEARNING, charts, id="learning", title=f"Which {measured.noun}s learn", name="")
 
 
 def weibull_card(measured: Measured, metric: Metric) -> Card:

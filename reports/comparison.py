@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from dynscope.catalogue import METRICS, Metric
-from dynscope.depth import FFN_BAND, first_divergence, growth_law
+from dynscope.depth import FFN_BAND, first_divergence
 from dynscope.errors import InputError
 from dynscope.reports import cards, overlays, overview, pairing, words
 from dynscope.reports.charts import Card, Chart, Contents, Section, Statement, Table, Tile
@@ -19,6 +19,8 @@ from dynscope.reports.summaries import line, profile
 from dynscope.reports.words import number
 from dynscope.run import Run
 
+SAME = "No difference at any common layer and step."
+EVERY_ROW = 10**9
 PROFILES = 0.55  # of the page's bytes; the rest is for differences
 
 
@@ -52,7 +54,7 @@ def compare(
             kicker="Comparison of training dynamics",
             badges=tuple(Tile(side.letter, side.label, side.measured.drawn.text, "", side.colour)
                          for side in sides),
-            statements=tuple(_statements(sides)),
+            statements=(*_equality(sections), *_statements(sides)),
             tiles=(),
             facts=(),
             sections=tuple(one for one in sections if one.cards),
@@ -89,7 +91,7 @@ def metric_card(sides: Sequence[Side], metric: Metric, most: int, relative: bool
     found = pairing.differences(sides, metric, most)
     heat = overlays.difference_chart(found, f"{identity}-difference")
     same = bool(found) and all((np.nan_to_num(one.series.values) == 0).all() for one in found)
-    remark = "No difference at any common layer and step." if same else ""
+    remark = SAME if same else ""
     if len(having) < len(sides):
         remark = f"Only in {words.listing([side.letter for side in having])}."
     elif not found:
@@ -177,6 +179,13 @@ def _massive(sides: Sequence[Side], relative: bool) -> Section:
                    (made,) if chart else ())  # fmt: skip
 
 
+def _equality(sections: Sequence[Section]) -> Iterator[Statement]:
+    """That nothing differs, where everything could be compared and nothing does."""
+    depth = [card for one in sections[1:] for card in one.cards if card.id != "massive"]
+    if depth and all(card.remark == SAME for card in depth if card.charts):
+        yield Statement("No value at any common layer and step differs.", "good")
+
+
 def _statements(sides: Sequence[Side]) -> Iterator[Statement]:
     differing = pairing.settings_that_differ([s.measured.run.metadata.config for s in sides])
     if differing:
@@ -191,8 +200,10 @@ def _statements(sides: Sequence[Side]) -> Iterator[Statement]:
         yield Statement(f"Not closed, rows may follow: {words.listing(open_runs)}.", "warn")
     if len({side.blocks for side in sides}) > 1:
         counts = words.listing([f"{side.letter} {side.blocks}" for side in sides])
-        yield Statement(f"Numbers of blocks: {counts}. Curves are drawn over relative depth; "
-                        "differences are of blocks with the same index.")  # fmt: skip
+        yield Statement(
+            f"Depths: {counts}. Curves are drawn over relative depth; differences are of layers "
+            "with the same index."
+        )
 
 
 def _about_each(sides: Sequence[Side]) -> Iterator[Statement]:
@@ -201,18 +212,16 @@ def _about_each(sides: Sequence[Side]) -> Iterator[Statement]:
     if losses:
         parts = [f"{number(loss)} ({side.letter})" for side, loss in losses]
         yield Statement(f"Last loss: {words.listing(parts, 8)}.", "", "training-loss")
-    laws = []
-    for side in sides:
-        stream = side.measured.stream
-        if stream is None or not side.measured.has("activation/variance"):
-            continue
-        values = side.measured.array("activation/variance")
-        if len(values):
-            law = growth_law(stream.depths, values[-1, stream.columns])
-            laws.append(f"{words.law(law.text)} in {side.letter}")
+    laws = [(s, law) for s in sides if (law := overview.variance_law(s.measured, -1))]
     if laws:
-        yield Statement(f"At the end the variance of the residual stream {words.listing(laws, 8)}.",
-                        "", "activation-variance")  # fmt: skip
+        parts = [f"{law} in {side.letter}" for side, law in laws]
+        stream = sides[0].measured.stream
+        what = stream.label if stream is not None else "layers"
+        yield Statement(
+            f"At the end the variance of the {what} {words.listing(parts, 8)}.",
+            "",
+            "activation-variance",
+        )
     tops = [(s, top) for s in sides if (top := overview.largest(s.measured)) is not None]
     if tops:
         parts = [f"{number(top.value)} in {top.place} ({side.letter})" for side, top in tops]
@@ -222,26 +231,27 @@ def _about_each(sides: Sequence[Side]) -> Iterator[Statement]:
 def _divergence(sides: Sequence[Side]) -> Iterator[Statement]:
     """The first step and block at which a later run leaves the first."""
     first, *others = sides
-    metric = METRICS["activation/rms"]
+    stream = first.measured.stream
+    if stream is None:
+        return
     for other in others:
-        found = [
-            one for one in pairing.differences((first, other), metric, 10**9)
-            if one.series.curve.role == "block"
-        ]  # fmt: skip
-        if not found:
-            continue
-        ratio = 10.0 ** found[0].series.values
-        place = first_divergence(found[0].steps, found[0].series.curve.depths,
-                                 np.ones_like(ratio), ratio)  # fmt: skip
         pair = f"{other.letter} and {first.letter}"
-        if place is None:
-            yield Statement(f"The residual streams of {pair} stay within 10 % of each other.",
-                            "", "activation-rms")  # fmt: skip
-        else:
-            yield Statement(
-                f"The residual streams of {pair} differ by more than 10 % first at step "
-                f"{words.integer(place.step)}, in block {place.depth}.", "", "activation-rms",
-            )  # fmt: skip
+        for one in pairing.differences((first, other), METRICS["activation/rms"], EVERY_ROW):
+            if one.series.curve.key != stream.key:
+                continue
+            ratio = 10.0**one.series.values
+            depths = one.series.curve.depths
+            place = first_divergence(one.steps, depths, np.ones_like(ratio), ratio)
+            if (ratio == 1).all():
+                text = f"{pair} are equal in the {stream.label} at every common step"
+            elif place is None:
+                text = f"{pair} stay within 10 % of each other in the {stream.label} (rms)"
+            else:
+                text = (
+                    f"{pair} differ by more than 10 % in the {stream.label} (rms) first at step "
+                    f"{words.integer(place.step)}, in {stream.noun} {place.depth}"
+                )
+            yield Statement(f"{text}.", "", "activation-rms")
 
 
 def _tables(sides: Sequence[Side]) -> Iterator[Table]:

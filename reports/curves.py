@@ -6,7 +6,7 @@ Sites and parameters are grouped by stack, role and name with the numbers taken 
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -34,7 +34,8 @@ class Curve:
     """Columns of one kind of layer in order of depth (D of them).
 
     ``minor`` curves (vectors) are drawn only when asked for; layers outside the blocks are not
-    ``joined``: they are points before the first and after the last block.
+    ``joined``: they are points before the first and after the last block. ``noun`` is what a depth
+    counts: blocks, or layers in the order of calls.
     """
 
     label: str
@@ -45,11 +46,17 @@ class Curve:
     names: tuple[str, ...]
     minor: bool = False
     joined: bool = True
+    noun: str = "block"
 
     @property
     def key(self) -> tuple[str, str, int]:
         """What makes two runs' curves the same curve."""
         return (self.label, self.role, self.stack)
+
+
+def noun_of(sites: Sequence[Site]) -> str:
+    """What the depths of a model count."""
+    return "block" if any(site.role == "block" for site in sites) else "layer"
 
 
 def site_curves(sites: Sequence[Site]) -> tuple[Curve, ...]:
@@ -59,20 +66,22 @@ def site_curves(sites: Sequence[Site]) -> tuple[Curve, ...]:
         for i, site in enumerate(sites)
     ]
     placed = [layer for layer in layers if layer.depth >= 0]
-    if placed and all(layer.role != "block" for layer in layers) and _distinct(placed):
+    noun = noun_of(sites)
+    if placed and noun == "layer" and _distinct(placed):
         outside = [layer for layer in layers if layer.depth < 0]
-        return (_curve("layers in call order", placed), *_outside(outside, placed))
-    return _curves(layers)
+        found = (_curve("layers in call order", placed), *_outside(outside, placed))
+    else:
+        found = _curves(layers)
+    return tuple(replace(curve, noun=noun) for curve in found)
 
 
-def parameter_curves(parameters: Sequence[Parameter]) -> tuple[Curve, ...]:
+def parameter_curves(parameters: Sequence[Parameter], noun: str = "block") -> tuple[Curve, ...]:
     """Curves of a parameter metric; biases, gains and other vectors are minor."""
-    return _curves(
-        [
-            Layer(i, one.name, one.role, one.stack, one.depth, len(one.shape) < 2)
-            for i, one in enumerate(parameters)
-        ]
-    )
+    layers = [
+        Layer(i, one.name, one.role, one.stack, one.depth, len(one.shape) < 2)
+        for i, one in enumerate(parameters)
+    ]
+    return tuple(replace(curve, noun=noun) for curve in _curves(layers))
 
 
 def _curves(layers: Sequence[Layer]) -> tuple[Curve, ...]:

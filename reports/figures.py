@@ -39,7 +39,7 @@ def matrices(profile: Profile, run: int = 0) -> list[Matrix]:
 def curve_trace(curve: Curve, values: Any, colour: str, **more: Any) -> Trace:
     """One curve over depth; the names of its layers are shown on hover."""
     lone = len(curve.depths) == 1 or not curve.joined
-    place = "block %{x}: " if curve.joined else ""
+    place = f"{curve.noun} %{{x}}: " if curve.joined else ""
     return {
         "type": "scatter",
         "name": words.literal(curve.label),
@@ -130,7 +130,7 @@ def lines_chart(lines: Sequence[Line], identity: str, label: str, log: bool = Fa
 def massive_chart(massive: Massive, identity: str) -> Chart:
     """Top 1, 2, 3 and the median of every block's output against depth (Sun et al., figure 1)."""
     traces, bindings = [], []
-    hover = f"block %{{x}}: <b>{VALUE}</b><br>channel %{{customdata[0]}}, token %{{customdata[1]}}"
+    hover = f"{massive.curve.noun} %{{x}}: <b>{VALUE}</b><br>channel %{{customdata[0]}}, token %{{customdata[1]}}"
     for rank in range(massive.magnitude.shape[2]):
         parts = (massive.magnitude, massive.channel, massive.token)
         value, channel, token = (
@@ -221,6 +221,6 @@ def _heatmap(one: Series, profile: Profile, visible: bool) -> Trace:
         "y": one.curve.depths, "z": z, "customdata": values, "colorscale": theme.SEQUENTIAL,
         "colorbar": bar, "visible": True if visible else "legendonly", "showlegend": True,
         "hoverongaps": False,
-        "hovertemplate": "block %{y}, step %{x:,d}: <b>%{customdata:.4~g}</b>",
+        "hovertemplate": f"{one.curve.noun} %{{y}}, step %{{x:,d}}: <b>%{{customdata:.4~g}}</b>",
     }  # fmt: skip
     return trace

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dynscope.catalogue import Metric
-from dynscope.reports.curves import Curve, parameter_curves, site_curves
+from dynscope.reports.curves import Curve, noun_of, parameter_curves, site_curves
 from dynscope.reports.thinning import Drawn, affordable_rows, thin
 from dynscope.run import Run
 
@@ -28,12 +28,17 @@ class Measured:
     _arrays: dict[str, Floats] = field(default_factory=dict, repr=False)
 
     @cached_property
+    def noun(self) -> str:
+        """What the run's depths count: blocks or layers."""
+        return noun_of(self.run.sites)
+
+    @cached_property
     def site_curves(self) -> tuple[Curve, ...]:
         return site_curves(self.run.sites)
 
     @cached_property
     def parameter_curves(self) -> tuple[Curve, ...]:
-        return parameter_curves(self.run.parameters)
+        return parameter_curves(self.run.parameters, self.noun)
 
     @cached_property
     def metrics(self) -> tuple[Metric, ...]:

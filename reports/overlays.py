@@ -183,5 +183,5 @@ def _difference_map(one: Difference, name: str, visible: bool) -> Trace:
         "z": z, "customdata": 10.0**z if one.ratio else z, "zmin": -reach, "zmax": reach, "colorscale": [list(stop) for stop in theme.DIVERGING],
         "colorbar": bar, "visible": True if visible else "legendonly", "showlegend": True,
         "hoverongaps": False,
-        "hovertemplate": f"block %{{y}}, step %{{x:,d}}: <b>{times}%{{customdata:.3~g}}</b>",
+        "hovertemplate": f"{one.series.curve.noun} %{{y}}, step %{{x:,d}}: <b>{times}%{{customdata:.3~g}}</b>",
     }  # fmt: skip

@@ -15,6 +15,7 @@ from dynscope.site import Parameter, Site
 
 IDLE = 0.1  # of the median block's relative update
 MASSIVE = 1000.0  # times the median magnitude, Sun et al.
+FEWEST_BLOCKS = 4  # for a law
 DEAR = 0.05  # share of the time that is worth a warning
 
 
@@ -36,7 +37,13 @@ def tiles(measured: Measured) -> tuple[Tile, ...]:
     loss = loss_ends(measured)
     if loss is not None:
         found.append(Tile("Loss", number(loss[1]), f"from {number(loss[0])}"))
-    found.append(Tile("Blocks", words.integer(len(depths(measured))), _model_size(measured)))
+    found.append(
+        Tile(
+            f"{measured.noun.capitalize()}s",
+            words.integer(len(depths(measured))),
+            _model_size(measured),
+        )
+    )
     top = largest(measured)
     if top is not None:
         found.append(Tile("Largest activation", number(top.value), top.place))
@@ -65,7 +72,7 @@ def facts(measured: Measured) -> tuple[tuple[str, str], ...]:
     if len(run.weight_steps):
         rows.append(("Steps with weights", words.integer(len(run.weight_steps))))
     rows += [
-        ("Blocks", words.integer(len(depths(measured)))),
+        (f"{measured.noun.capitalize()}s", words.integer(len(depths(measured)))),
         ("Sites", words.integer(len(run.sites))),
         ("Parameters", f"{words.count(len(run.parameters), 'tensor')}, {_model_size(measured)}"),
         ("Metrics", words.integer(len(run.metrics))),
@@ -113,7 +120,7 @@ def largest(measured: Measured) -> Largest | None:
     row, column = np.unravel_index(int(finite.argmax()), finite.shape)
     site, step = measured.run.sites[column], int(measured.run.steps[row])
     name = site.path or "the model"
-    place = f"block {site.depth}" if site.depth >= 0 else name
+    place = f"{measured.noun} {site.depth}" if site.depth >= 0 else name
     where = f"{name} at step {words.integer(step)}"
     if measured.has("massive/channel"):
         channel = int(measured.array("massive/channel")[row, column, 0])
@@ -131,7 +138,8 @@ def nonfinite_total(measured: Measured) -> int | None:
     """NaN and infinite elements seen in all sites at all recorded steps; None if not recorded."""
     if not measured.has("activation/nonfinite_count"):
         return None
-    return int(np.nansum(measured.array("activation/nonfinite_count")))
+    counts = measured.array("activation/nonfinite_count")
+    return None if np.isnan(counts).all() else int(np.nansum(counts))
 
 
 def wall_time(measured: Measured) -> float:
@@ -161,43 +169,47 @@ def loss_ends(measured: Measured) -> tuple[float, float] | None:
 
 
 def _loss(measured: Measured) -> Iterator[Statement]:
-    ends = loss_ends(measured)
-    if ends is None:
-        return
-    name = measured.loss_names[0]
-    steps, values = measured.scalar(name)
-    verb = "fell" if ends[1] < ends[0] else "rose"
-    text = f"The {name} {verb} from {number(ends[0])} to {number(ends[1])}"
-    lowest = int(np.nanargmin(values))
-    if values[lowest] < 0.98 * ends[1]:
-        text += f"; it was lowest, {number(values[lowest])}, at step {words.integer(steps[lowest])}"
-    yield Statement(f"{text}.", "good" if ends[1] < ends[0] else "warn", "training-loss")
-    if not np.isfinite(values).all():
-        first = words.integer(steps[int(np.argmin(np.isfinite(values)))])
-        yield Statement(f"The {name} is not finite from step {first} on.", "bad", "training-loss")
+    for name in measured.loss_names[:1]:
+        steps, values = measured.scalar(name)
+        ends = loss_ends(measured)
+        if ends is not None:
+            fell = ends[1] < ends[0]
+            text = f"The {name} {'fell' if fell else 'rose'} from {number(ends[0])} to {number(ends[1])}"
+            if len(values) == 1 or ends[0] == ends[1]:
+                text = f"The {name} is {number(ends[1])}"
+            lowest = int(np.nanargmin(values))
+            if values[lowest] < 0.98 * ends[1]:
+                text += f"; it was lowest, {number(values[lowest])}, at step {words.integer(steps[lowest])}"
+            yield Statement(f"{text}.", "good" if fell else "", "training-loss")
+        if not np.isfinite(values).all():
+            first = words.integer(steps[int(np.argmin(np.isfinite(values)))])
+            yield Statement(f"The {name} is not finite at step {first}.", "bad", "training-loss")
+
+
+def variance_law(measured: Measured, row: int) -> str:
+    """What the variance of the residual stream does over depth, "" with too little to say."""
+    stream = measured.stream
+    if stream is None or not measured.has("activation/variance"):
+        return ""
+    values = measured.array("activation/variance")[row, stream.columns]
+    if np.isfinite(values).sum() < FEWEST_BLOCKS:
+        return ""
+    text = words.law(growth_law(stream.depths, values).text)
+    if text.startswith("flat"):
+        return f"is {text}"
+    return text if text.startswith(("grows", "falls")) else f"shows {text}"
 
 
 def _growth(measured: Measured) -> Iterator[Statement]:
-    stream = measured.stream
-    if stream is None or not measured.has("activation/variance"):
+    law, stream = variance_law(measured, -1), measured.stream
+    if not law or stream is None:
         return
-    values = measured.array("activation/variance")[:, stream.columns]
-    law = growth_law(stream.depths, values[-1])
-    first = growth_law(stream.depths, values[0])
-    if law.kind == "none" and len(stream.depths) < 4:
-        return
-    text = f"The variance of the {stream.label} {_predicate(law.text)} at the last recorded step"
-    if len(values) > 1 and first.kind != "none":
-        text += f"; at the first, it {_predicate(first.text)}"
-    tone: Tone = "warn" if law.kind == "exponential" and law.slope > 0 else ""
+    text = f"The variance of the {stream.label} {law} at the last recorded step"
+    first = variance_law(measured, 0)
+    if first and first != law:
+        text += f"; at the first, it {first}"
+    tone: Tone = "warn" if "grows exponentially" in law else ""
     yield Statement(f"{text}.", tone, "activation-variance")
-
-
-def _predicate(law: str) -> str:
-    text = words.law(law)
-    if text.startswith(("grows", "falls")):
-        return text
-    return f"is {text}" if text.startswith("flat") else f"shows {text}"
 
 
 def _gradients(measured: Measured) -> Iterator[Statement]:
@@ -213,8 +225,8 @@ def _gradients(measured: Measured) -> Iterator[Statement]:
     text = f"Activation gradients are within a factor of {number(factor, 2)} over depth"
     if factor > 10:
         text = (
-            f"Activation gradients differ by a factor of {number(factor, 2)} over depth, "
-            f"largest in block {stream.depths[high]}, smallest in block {stream.depths[low]}"
+            f"Activation gradients differ by a factor of {number(factor, 2)} over depth, largest in "
+            f"{stream.noun} {stream.depths[high]}, smallest in {stream.noun} {stream.depths[low]}"
         )
     yield Statement(f"{text}.", "warn" if factor > 100 else "", "activation_gradient-rms")
 
@@ -254,16 +266,16 @@ def _nonfinite(measured: Measured) -> Iterator[Statement]:
 def _learning(measured: Measured) -> Iterator[Statement]:
     """Which blocks learn and which idle, over the last quarter of the recorded steps."""
     found = block_ratio(measured)
-    if found is None:
+    if found is None or np.isnan(found[1]).all():
         return
-    indices, ratio = found
+    (indices, ratio), noun = found, measured.noun
     late = ratio[-max(len(ratio) // 4, 1) :]
     typical = np.array(
         [np.median(c[np.isfinite(c)]) if np.isfinite(c).any() else nan for c in late.T]
     )
     if not (typical > 0).any():
         yield Statement(
-            "No block moved its weights in the last recorded steps.", "warn", "learning"
+            f"No {noun} moved its weights in the last recorded steps.", "warn", "learning"
         )
         return
     middle = float(np.nanmedian(typical))
@@ -271,13 +283,13 @@ def _learning(measured: Measured) -> Iterator[Statement]:
     low, high = int(np.nanargmin(typical)), int(np.nanargmax(typical))
     if idle:
         yield Statement(
-            f"{words.blocks(idle).capitalize()} {'idles' if len(idle) == 1 else 'idle'}: relative "
-            f"updates below a tenth of the median block's, {number(middle)}.", "warn", "learning",
+            f"{words.places(noun, idle).capitalize()} {'idles' if len(idle) == 1 else 'idle'}: relative "
+            f"updates below a tenth of the median {noun}'s, {number(middle)}.", "warn", "learning",
         )  # fmt: skip
     elif len(indices) > 1:
         yield Statement(
-            f"Every block learns: relative updates lie between {number(typical[low])} (block "
-            f"{indices[low]}) and {number(typical[high])} (block {indices[high]}) of the weights a "
+            f"Every {noun} learns: relative updates lie between {number(typical[low])} ({noun} "
+            f"{indices[low]}) and {number(typical[high])} ({noun} {indices[high]}) of the weights a "
             "step.", "good", "learning",
         )  # fmt: skip
 

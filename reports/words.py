@@ -92,8 +92,9 @@ def ranges(indices: Sequence[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in parts)
 
 
-def blocks(indices: Sequence[int]) -> str:
-    return f"{'block' if len(indices) == 1 else 'blocks'} {ranges(indices)}"
+def places(noun: str, indices: Sequence[int]) -> str:
+    """block 3, blocks 0–5, 9."""
+    return f"{noun if len(indices) == 1 else f'{noun}s'} {ranges(indices)}"
 
 
 def role(name: str) -> str:
