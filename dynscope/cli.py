@@ -73,7 +73,7 @@ def report(run: RunFile, output: Output = None, force: Force = False, open: Open
     from dynscope.reports import report as make
     from dynscope.run import load
 
-    target = _target(output or run.with_name(f"{run.stem}.report.html"), force, [run])
+    target = _target(output or run.parent / f"{run.stem}.report.html", force, [run])
     with Progress() as progress:
         page = make(load(run), progress)
     _write(page, target)
@@ -142,7 +142,7 @@ def _end(message: str, code: int) -> None:
 def _compared(runs: list[Path]) -> Path:
     stems = [run.stem for run in runs[:3]]
     more = [f"and-{len(runs) - 3}-more"] if len(runs) > 3 else []
-    return runs[0].with_name(f"{'-'.join(stems + more)}.compare.html")
+    return runs[0].parent / f"{'-'.join(stems + more)}.compare.html"
 
 
 def _target(output: Path, force: bool, runs: Iterable[Path]) -> Path:

@@ -80,15 +80,17 @@ def log_ticks(low: float, high: float, logarithms: bool = False) -> Axis:
 
     With ``logarithms`` they stand at their logarithms, as on a colour bar.
     """
-    decades = np.arange(np.floor(low), np.ceil(high) + 1)
+    decades = np.arange(np.floor(low), np.ceil(high) + 1, dtype=np.float64)
     ticks = decades[:: int(np.ceil(len(decades) / _MOST_TICKS))]
-    for leads in ((1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), np.arange(1, 10, 0.1)):
-        if _inside(ticks, low, high) >= 4:
+    for leads in ((1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7)):
+        if _inside(ticks, low, high) >= 3:
             break
         ticks = np.concatenate([decades + np.log10(lead) for lead in leads])
+    if _inside(ticks, low, high) < 2:
+        ticks = np.log10(np.linspace(10**low, 10**high, 7)[1:-1:2])
     ticks = np.sort(ticks[(ticks >= low) & (ticks <= high)])
     ticks = ticks[:: int(np.ceil(len(ticks) / _MOST_TICKS)) or 1]
-    texts = [words.number(float(10**tick), 2) for tick in ticks]
+    texts = [words.number(float(10**tick), 3) for tick in ticks]
     places = ticks if logarithms else 10.0**ticks
     return {"tickmode": "array", "tickvals": places.tolist(), "ticktext": texts}
 

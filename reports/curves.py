@@ -67,7 +67,8 @@ def site_curves(sites: Sequence[Site]) -> tuple[Curve, ...]:
     ]
     placed = [layer for layer in layers if layer.depth >= 0]
     noun = noun_of(sites)
-    if placed and noun == "layer" and _distinct(placed):
+    one_stack = len({layer.stack for layer in placed}) == 1
+    if one_stack and noun == "layer" and _distinct(placed):
         outside = [layer for layer in layers if layer.depth < 0]
         found = (_curve("layers in call order", placed), *_outside(outside, placed))
     else:

@@ -1,0 +1,107 @@
+"""The command line writes what it says, where it says, and nothing else."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import dynscope
+from dynscope.cli import main
+from tests.factories import make_run
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    make_run("run.h5", blocks=2, steps=3)
+    return Path("run.h5")
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr("sys.argv", ["dynscope", *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return int(end.value.code or 0)
+
+
+def test_report_names_its_page_after_the_run(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(monkeypatch, "report", "run.h5") == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("Wrote run.report.html (") and first.endswith(" MB)")
+    assert "dynscope compare run.h5" in second
+    assert Path("run.report.html").read_text().startswith("<!doctype html>")
+
+
+def test_an_existing_page_is_kept_unless_forced(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("run.report.html").write_text("mine")
+    assert command(monkeypatch, "report", "run.h5") == 1
+    assert "--force" in capsys.readouterr().err
+    assert Path("run.report.html").read_text() == "mine"
+    assert command(monkeypatch, "report", "run.h5", "--force") == 0
+    assert Path("run.report.html").read_text() != "mine"
+
+
+def test_a_run_is_never_written_over(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = run.read_bytes()
+    assert command(monkeypatch, "report", "run.h5", "-o", "./run.h5", "--force") == 2
+    assert "is the run itself" in capsys.readouterr().err
+    assert run.read_bytes() == before
+
+
+@pytest.mark.parametrize(("output", "code"), [("no/such/page.html", 1), (".", 2)])
+def test_an_impossible_output_is_refused_before_any_work(
+    run: Path, monkeypatch: pytest.MonkeyPatch, output: str, code: int
+) -> None:
+    monkeypatch.setattr("dynscope.run.load", lambda path: pytest.fail("the run was read"))
+    assert command(monkeypatch, "report", "run.h5", "-o", output) == code
+
+
+def test_compare_takes_labels_and_names_its_page_after_the_runs(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(monkeypatch, "compare", "run.h5", "run.h5", "-l", "old", "-l", "new") == 0
+    assert "Wrote run-run.compare.html" in capsys.readouterr().out
+    assert "old and new" in Path("run-run.compare.html").read_text()
+
+
+def test_info_prints_the_tree_and_what_is_in_the_file(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(monkeypatch, "info", "run.h5") == 0
+    text = capsys.readouterr().out
+    assert "synthetic: closed" in text
+    assert re.search(r"blocks\.0-1 +block +Block", text)
+    assert "activation/variance" in text and "model units squared" in text
+    assert "1 to 3, 3 recorded" in text
+
+
+def test_info_says_when_a_run_was_not_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = make_run(tmp_path / "killed.h5", blocks=1, steps=2, close=False)
+    assert command(monkeypatch, "info", str(path)) == 0
+    assert "not closed" in capsys.readouterr().out
+
+
+def test_info_as_json_is_what_python_reads(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(monkeypatch, "info", "run.h5", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["closed"] is True
+    assert found["steps"] == {"recorded": 3, "first": 1, "last": 3, "weights": 3}
+    assert [site["path"] for site in found["sites"]] == [s.path for s in dynscope.load(run).sites]
+
+
+def test_version_is_that_of_the_package(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out.strip() == f"dynscope {dynscope.__version__}"

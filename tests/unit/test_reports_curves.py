@@ -1,0 +1,78 @@
+"""Which sites and parameters make one curve over depth."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynscope.reports.curves import parameter_curves, site_curves
+from dynscope.site import ROLES, Parameter, Site
+from tests.factories import make_parameters, make_sites
+
+
+def test_stream_and_sublayers_are_curves_and_the_rest_stands_beside() -> None:
+    curves = site_curves(make_sites(3))
+    assert [curve.label for curve in curves] == [
+        "residual stream", "attention", "FFN", "embedding", "after the blocks",
+    ]  # fmt: skip
+    assert [curve.joined for curve in curves] == [True, True, True, False, False]
+    assert curves[0].names == ("blocks.0", "blocks.1", "blocks.2")
+    assert curves[3].depths.tolist() == [-1]
+    assert curves[4].depths.tolist() == [3]
+
+
+def test_vectors_are_minor_and_told_apart_by_their_names() -> None:
+    curves = parameter_curves(make_parameters(2))
+    minor = [curve.label for curve in curves if curve.minor]
+    assert minor == ["norm1.weight", "norm2.weight"]
+
+
+def test_experts_of_one_block_are_curves_of_their_own() -> None:
+    names = [f"h.{block}.experts.{expert}.up" for block in range(2) for expert in range(3)]
+    curves = parameter_curves([Parameter(name, "up", 0, int(name[2]), (2, 2), 4) for name in names])
+    assert [curve.names for curve in curves] == [
+        (f"h.0.experts.{expert}.up", f"h.1.experts.{expert}.up") for expert in range(3)
+    ]
+
+
+def test_encoder_and_decoder_are_told_apart() -> None:
+    sites = [
+        Site(f"{part}.{i}", "block", stack, i) for stack, part in enumerate("ed") for i in (0, 1)
+    ]
+    assert [curve.label for curve in site_curves(sites)] == [
+        "residual stream", "stack 1 residual stream",
+    ]  # fmt: skip
+
+
+def test_without_blocks_the_layers_are_one_curve_in_call_order() -> None:
+    sites = [Site("0", "other", 0, 0), Site("1", "activation", 0, 1), Site("2", "other", 0, 2)]
+    (curve,) = site_curves(sites)
+    assert (curve.label, curve.noun) == ("layers in call order", "layer")
+    assert curve.depths.tolist() == [0, 1, 2]
+
+
+def test_without_any_depth_the_layers_keep_their_order() -> None:
+    (curve,) = site_curves([Site("a", "other"), Site("b", "other")])
+    assert (curve.label, curve.depths.tolist()) == ("layers in order", [0, 1])
+
+
+SITES = st.lists(
+    st.builds(
+        Site,
+        path=st.text(st.sampled_from("ab.01"), max_size=6),
+        role=st.sampled_from(ROLES),
+        stack=st.integers(0, 1),
+        depth=st.integers(-1, 3),
+    ),
+    max_size=12,
+)
+
+
+@given(SITES)
+def test_every_site_is_in_exactly_one_curve_and_depths_do_not_repeat_in_it(
+    sites: list[Site],
+) -> None:
+    curves = site_curves(sites)
+    columns = [int(column) for curve in curves for column in curve.columns]
+    assert sorted(columns) == list(range(len(sites)))
+    for curve in curves:
+        if curve.joined:
+            assert len(set(curve.depths.tolist())) == len(curve.depths)

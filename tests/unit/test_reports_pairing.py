@@ -1,0 +1,79 @@
+"""Runs side by side: what is common, what differs."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dynscope.catalogue import METRICS
+from dynscope.errors import InputError
+from dynscope.reports import compare
+from dynscope.reports.measured import Measured
+from dynscope.reports.overlays import relative_depth
+from dynscope.reports.pairing import (
+    Side,
+    difference_of,
+    differences,
+    labels_of,
+    only_in,
+    settings_that_differ,
+)
+from dynscope.run import Run
+from tests.factories import make_run
+
+
+@pytest.fixture(scope="module")
+def sides(tmp_path_factory: pytest.TempPathFactory) -> tuple[Side, Side]:
+    folder = tmp_path_factory.mktemp("runs")
+    a = make_run(folder / "a.h5", blocks=4, steps=10, name="first")
+    b = make_run(folder / "b.h5", blocks=6, steps=7, every=2, seed=1, name="second")
+    return Side(0, "first", Measured(Run(a))), Side(1, "second", Measured(Run(b)))
+
+
+def test_differences_are_of_common_layers_at_common_steps(sides: tuple[Side, Side]) -> None:
+    found = differences(sides, METRICS["activation/variance"], 100)
+    stream = found[0]
+    assert stream.steps.tolist() == [1, 3, 5, 7, 9]
+    assert stream.series.curve.depths.tolist() == [0, 1, 2, 3]
+    a, b = (side.measured.run["activation/variance"] for side in sides)
+    ours, theirs = (
+        [site.path for site in side.measured.run.sites].index("blocks.2") for side in sides
+    )
+    expected = np.log10(b.sel(step=5)[theirs] / a.sel(step=5)[ours])
+    assert stream.series.values[2, 2] == pytest.approx(float(expected))
+
+
+def test_what_only_one_run_has_is_listed(sides: tuple[Side, Side]) -> None:
+    listed = set(only_in(sides))
+    assert ("layer", "blocks.5.ffn", "b") in listed
+    assert not any(name == "blocks.3" for _, name, _ in listed)
+
+
+def test_equal_values_differ_by_nothing_also_where_they_are_zero_or_infinite() -> None:
+    values = np.array([0.0, np.inf, 3.0])
+    assert difference_of(values, values, ratio=True).tolist() == [0, 0, 0]
+    assert difference_of(values, values, ratio=False).tolist() == [0, 0, 0]
+
+
+def test_nested_configurations_are_compared_entry_by_entry() -> None:
+    one, two = {"lr": 1e-3, "model": {"norm": "pre", "d": 4}}, {"model": {"norm": "mix", "d": 4}}
+    assert settings_that_differ([one, two]) == {"lr": ("0.001", "–"), "model.norm": ("pre", "mix")}
+
+
+def test_relative_depth_runs_from_the_first_block_to_the_last(sides: tuple[Side, Side]) -> None:
+    stream = sides[1].measured.stream
+    assert stream is not None
+    assert relative_depth(stream, sides[1].blocks)[[0, -1]].tolist() == [0, 1]
+
+
+def test_runs_with_one_name_are_told_apart_by_their_files(tmp_path: Path) -> None:
+    runs = [Run(make_run(tmp_path / f"{name}.h5", blocks=1, steps=1)) for name in "xy"]
+    assert labels_of(runs) == ("x", "y")
+
+
+def test_one_run_or_too_few_labels_are_refused(sides: tuple[Side, Side]) -> None:
+    run = sides[0].measured.run
+    with pytest.raises(InputError, match="2 to 26 runs"):
+        compare([run])
+    with pytest.raises(InputError, match="1 labels for 2 runs"):
+        compare([run, run], ["only"])
