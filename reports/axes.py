@@ -59,8 +59,9 @@ def padded(span: tuple[float, float], log: bool) -> list[float]:
     return [low - pad, high + pad]
 
 
-def step_axis() -> Axis:
-    return {"title": {"text": "step"}, "exponentformat": "none", "separatethousands": True}
+def step_axis(log: bool = False) -> Axis:
+    axis = {"title": {"text": "step"}, "exponentformat": "none", "separatethousands": True}
+    return axis | ({"type": "log", "exponentformat": "power"} if log else {})
 
 
 def extent(values: Iterable[ArrayLike], positive: bool = False) -> tuple[float, float] | None:
@@ -83,7 +84,7 @@ def log_ticks(low: float, high: float, logarithms: bool = False) -> Axis:
     decades = np.arange(np.floor(low), np.ceil(high) + 1, dtype=np.float64)
     ticks = decades[:: int(np.ceil(len(decades) / _MOST_TICKS))]
     for leads in ((1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7)):
-        if _inside(ticks, low, high) >= 3:
+        if _inside(ticks, low, high) >= 4:
             break
         ticks = np.concatenate([decades + np.log10(lead) for lead in leads])
     if _inside(ticks, low, high) < 2:

@@ -89,7 +89,9 @@ def metric_card(sides: Sequence[Side], metric: Metric, most: int, relative: bool
     if metric.name == "weight/weibull_k":
         drawn = with_reference(drawn, [(cards.HALF_NORMAL, "half-normal")], FFN_BAND)
     found = pairing.differences(sides, metric, most)
-    heat = overlays.difference_chart(found, f"{identity}-difference")
+    heat = overlays.difference_chart(
+        found, f"{identity}-difference", metric.axes[0] == "weight_step"
+    )
     same = bool(found) and all((np.nan_to_num(one.series.values) == 0).all() for one in found)
     remark = SAME if same else ""
     if len(having) < len(sides):

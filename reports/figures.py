@@ -14,6 +14,7 @@ from dynscope.reports.summaries import Line, Massive, Profile, Series
 
 Trace = dict[str, Any]
 
+MOST_GHOSTS = 3  # curves beyond which those of the first step would only be a tangle
 VALUE = "%{y:.4~g}"
 
 
@@ -61,16 +62,20 @@ def profile_chart(profile: Profile, identity: str) -> Chart:
     """A metric over depth at one step, the first step behind it, and the growth law."""
     traces: list[Trace] = []
     bindings: list[Binding] = []
+    every = all(one.curve.minor for one in profile.series)
+    plain = [one for one in profile.series if every or not one.curve.minor]
+    ghosts = len(profile.steps) > 1 and sum(one.curve.joined for one in plain) <= MOST_GHOSTS
     for place, (one, matrix) in enumerate(zip(profile.series, matrices(profile), strict=True)):
         colour = theme.role_colour(one.curve.role, place)
-        if one.curve.joined and len(profile.steps) > 1 and not one.curve.minor:
+        shown = every or not one.curve.minor
+        if one.curve.joined and ghosts and shown:
             traces.append(_first_step(one, colour))
         bindings.append(Binding(len(traces), "y", (matrix,), "row"))
-        hidden = {"visible": "legendonly"} if one.curve.minor else {}
+        hidden = {} if shown else {"visible": "legendonly"}
         traces.append(curve_trace(one.curve, one.values[-1], colour, **hidden))
     notes = _add_law(profile, traces, bindings)
     title = words.quantity(profile.metric.short, profile.metric.unit)
-    y = value_axis(words.literal(title), profile.log, (s.values for s in profile.series))
+    y = value_axis(words.literal(title), profile.log, (s.values for s in plain))
     spec = {"data": traces, "layout": layout(depth_axis([s.curve for s in profile.series]), y)}
     return Chart(
         id=identity, title="Over depth", spec=spec, bindings=tuple(bindings), notes=notes,
@@ -97,9 +102,7 @@ def map_chart(profile: Profile, identity: str) -> Chart | None:
             Binding(place, "customdata", (matrix,), "map"),
         ]
     y = depth_axis([one.curve for one, _ in shown]) | {"showgrid": False}
-    x = step_axis() | {"showgrid": False}
-    if profile.metric.axes[0] == "weight_step":
-        x |= {"type": "log", "exponentformat": "power"}
+    x = step_axis(profile.metric.axes[0] == "weight_step") | {"showgrid": False}
     spec = {"data": traces, "layout": layout(x, y)}
     return Chart(
         id=identity, title="Over depth and training", spec=spec, bindings=tuple(bindings),

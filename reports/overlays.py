@@ -46,7 +46,9 @@ def overlay_chart(
     return Chart(identity, "Over depth", spec, tuple(bindings), "group", log_button=True)
 
 
-def difference_chart(found: Sequence[Difference], identity: str) -> Chart | None:
+def difference_chart(
+    found: Sequence[Difference], identity: str, log_steps: bool = False
+) -> Chart | None:
     """Depth by step, each later run against the first; None where no two rows are common."""
     drawn = [one for one in found if len(one.steps) > 1 and len(one.series.curve.depths) > 1]
     if not drawn:
@@ -63,7 +65,7 @@ def difference_chart(found: Sequence[Difference], identity: str) -> Chart | None
         ]
         traces.append(_difference_map(one, name, place == 0))
     y = depth_axis([one.series.curve for one in drawn]) | {"showgrid": False}
-    spec = {"data": traces, "layout": layout(step_axis() | {"showgrid": False}, y)}
+    spec = {"data": traces, "layout": layout(step_axis(log_steps) | {"showgrid": False}, y)}
     title = "Ratio to a" if drawn[0].ratio else "Difference from a"
     if not many:
         title = "b over a" if drawn[0].ratio else "b minus a"
