@@ -1,0 +1,131 @@
+"""Under torch.compile: no graph break, one more graph than the plain model, every row once."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+import dynscope
+from tests.models import Decoder, Wrap, batches, directly, loss_of, nonreentrant
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+
+def third(step: int) -> bool:
+    return step % 3 == 1
+
+
+def compiled(model: nn.Module, backend: str, per_block: bool) -> nn.Module:
+    if not per_block:
+        whole: Any = torch.compile(model, fullgraph=True, backend=backend)
+        return whole  # type: ignore[no-any-return]
+    for block in model.blocks:  # type: ignore[union-attr]
+        block.compile(fullgraph=True, backend=backend)
+    return model
+
+
+def train(
+    path: Path | None,
+    backend: str,
+    *,
+    per_block: bool = False,
+    wrap: Wrap = directly,
+    micro: int = 1,
+) -> tuple[int, list[float], torch.Tensor]:
+    """Graphs made, losses, and all weights after 12 steps, of which every third is recorded."""
+    torch.compiler.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    model = Decoder(layers=4, dropout=0.0, wrap=wrap)
+    running = compiled(model, backend, per_block)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scope = None
+    if path is not None:
+        scope = dynscope.attach(running, path, optimizer=optimizer, every=third, summary=False)
+    losses = []
+    for step in batches(12, micro):
+        optimizer.zero_grad()
+        parts = [loss_of(running, tokens) for tokens in step]
+        for part in parts:
+            part.backward()
+        optimizer.step()
+        losses.append(float(parts[-1]))
+    if scope:
+        scope.close()
+    assert not counters["graph_break"]
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    return counters["stats"]["unique_graphs"], losses, weights
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("wrap", [directly, nonreentrant])
+def test_the_whole_model_compiles_without_a_break(tmp_path: Path, backend: str, wrap: Wrap) -> None:
+    plain, losses, weights = train(None, backend, wrap=wrap)
+    graphs, recorded_losses, recorded = train(tmp_path / "run.h5", backend, wrap=wrap)
+    assert graphs == plain + 1
+    assert np.allclose(losses, recorded_losses, rtol=1e-5)
+    assert torch.allclose(weights, recorded, rtol=1e-4, atol=1e-6)
+    run = dynscope.load(tmp_path / "run.h5")
+    assert run.steps.tolist() == [1, 4, 7, 10]
+    assert (run["activation/n_calls"] == 1).all()
+    assert (run["activation_gradient/n_calls"] == 1).all()
+
+
+def test_compiled_values_equal_eager_ones(tmp_path: Path) -> None:
+    train(tmp_path / "compiled.h5", "aot_eager", micro=2)
+    model = Decoder(layers=4, dropout=0.0)
+    torch.manual_seed(0)
+    model = Decoder(layers=4, dropout=0.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    path = tmp_path / "eager.h5"
+    with dynscope.attach(model, path, optimizer=optimizer, every=third, summary=False):
+        for step in batches(12, 2):
+            optimizer.zero_grad()
+            for part in [loss_of(model, tokens) for tokens in step]:
+                part.backward()
+            optimizer.step()
+    eager, graph = dynscope.load(path), dynscope.load(tmp_path / "compiled.h5")
+    assert [site.path for site in eager.sites] == [site.path for site in graph.sites]
+    for metric in eager.metrics:
+        if metric.axes[0] == "step" and metric.group != "massive":
+            assert np.allclose(
+                eager[metric.name], graph[metric.name], rtol=1e-4, atol=1e-6, equal_nan=True
+            ), metric.name
+
+
+def test_blocks_compiled_one_by_one_need_one_graph_more(tmp_path: Path) -> None:
+    plain, losses, _ = train(None, "aot_eager", per_block=True)
+    graphs, recorded, _ = train(tmp_path / "run.h5", "aot_eager", per_block=True)
+    assert graphs <= plain + 1
+    assert np.allclose(losses, recorded, rtol=1e-5)
+    run = dynscope.load(tmp_path / "run.h5")
+    assert run.steps.tolist() == [1, 4, 7, 10]
+    assert (run["activation/n_calls"] == 1).all()
+
+
+def test_attaching_after_the_first_compiled_call_still_records(tmp_path: Path) -> None:
+    torch.compiler.reset()
+    model = Decoder(layers=2, dropout=0.0)
+    running: Any = torch.compile(model, backend="aot_eager")
+    loss_of(running, batches(1)[0][0]).backward()
+    with dynscope.attach(running, tmp_path / "run.h5", every=1, summary=False) as scope:
+        loss_of(running, batches(1)[0][0]).backward()
+        scope.step()
+    run = dynscope.load(tmp_path / "run.h5")
+    assert (run["activation/n_calls"] == 1).all()
+    assert len(run.sites) == 7
+    assert any(event.kind == "compile" for event in run.events)
+
+
+def test_names_are_those_of_the_plain_model(tmp_path: Path) -> None:
+    model = Decoder(layers=2)
+    running: Any = torch.compile(model, backend="aot_eager")
+    with dynscope.attach(running, tmp_path / "run.h5", summary=False) as scope:
+        assert not any("_orig_mod" in site.path for site in scope.anatomy.sites)
+        assert [p.name for p in scope.anatomy.parameters] == [
+            n for n, _ in model.named_parameters()
+        ]
