@@ -97,10 +97,11 @@ def test_compiled_values_equal_eager_ones(tmp_path: Path) -> None:
             ), metric.name
 
 
-def test_blocks_compiled_one_by_one_need_one_graph_more(tmp_path: Path) -> None:
+def test_blocks_compiled_one_by_one_need_two_graphs_more(tmp_path: Path) -> None:
+    # torch runs a compiled module's own hooks outside its graph: they make the second one.
     plain, losses, _ = train(None, "aot_eager", per_block=True)
     graphs, recorded, _ = train(tmp_path / "run.h5", "aot_eager", per_block=True)
-    assert graphs <= plain + 1
+    assert graphs <= plain + 2
     assert np.allclose(losses, recorded, rtol=1e-5)
     run = dynscope.load(tmp_path / "run.h5")
     assert run.steps.tolist() == [1, 4, 7, 10]
