@@ -7,9 +7,8 @@ plain models: what it is away from 1 is noise.
 """
 
 import multiprocessing
-import resource
+import re
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -128,7 +127,7 @@ class Training:
         if config is not None:
             path = Path(folder) / "run.h5"
             self.scope = dynscope.attach(
-                self.model, path, optimizer=self.optimizer, overwrite=True, **config
+                self.model, path, optimizer=self.optimizer, summary=False, **config
             )
 
     def step(self) -> None:
@@ -188,7 +187,9 @@ def idle_seconds_per_hook(links: int = 500, repeats: int = 200) -> float:
     x = torch.zeros(1, 1)
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         path = Path(folder) / "run.h5"
-        scope = dynscope.attach(chains[1], path, sites="leaves", every=never, weights_every=never)
+        scope = dynscope.attach(
+            chains[1], path, sites="leaves", every=never, weights_every=never, summary=False
+        )
         gaps = [
             -seconds(lambda: chains[0](x)) + seconds(lambda: chains[1](x)) for _ in range(repeats)
         ]
@@ -217,8 +218,9 @@ def _peak_here(shape: Shape, config: Config) -> float:
         for _ in range(4):
             training.step()
         training.close()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+    # Not getrusage: a child's maximum there begins at its parent's size.
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+) kB", status).group(1)) / 2**10
 
 
 def table(shape: Shape, rows: dict[str, Config], rounds: int) -> str:

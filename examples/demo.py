@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import dynscope
+from dynscope import reports
 from examples.language_model import Size
 from examples.mix_ln import ALPHA
 from examples.text import Text
@@ -53,7 +54,7 @@ def claims(pre: dynscope.Run, mix: dynscope.Run) -> list[Claim]:
     falls = [float(g[0] / g[-1]) for g in (block_gradient(pre), block_gradient(mix))]
     return [
         Claim(
-            growth > 5,
+            bool(growth > 5),
             f"Pre-LN: the variance of the residual stream grows {growth:.1f} times "
             f"from block 1 to block {last}.",
         ),
@@ -92,11 +93,13 @@ def main(
     """Train Pre-LN and Mix-LN side by side and compare them on one page."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = record(folder, Text.read(text), Recipe(steps=steps, seed=seed), Size())
+    pre, mix = map(dynscope.load, paths)
     page = folder / "compare.html"
-    dynscope.compare(paths, page, force=True)
-    console = Console(highlight=False)
-    console.print(f"\nOpen [bold]{page}[/bold] in a browser. Under depth profiles it shows:")
-    for claim in claims(*map(dynscope.load, paths)):
+    console = Console(highlight=False, soft_wrap=True)
+    with console.status("Drawing the page"):
+        page.write_text(reports.compare([pre, mix]).html, encoding="utf-8")
+    console.print(f"\nOpen [bold]{page}[/bold] in a browser. Its depth profiles show:")
+    for claim in claims(pre, mix):
         mark = "[green]✓[/green]" if claim.held else "[red]✗ not as expected:[/red]"
         console.print(f"  {mark} {claim.text}")
     console.print(f"\nThen: dynscope info {paths[0]}, dynscope report {paths[1]}")

@@ -79,7 +79,13 @@ def train(
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, recipe.rate)
     config = {"architecture": architecture, **asdict(size), **asdict(recipe)}
     with dynscope.attach(
-        model, path, optimizer=optimizer, every=recipe.every, config=config, overwrite=True
+        model,
+        path,
+        optimizer=optimizer,
+        every=recipe.every,
+        name=architecture,
+        config=config,
+        overwrite=True,
     ) as scope:
         for step in steps or range(recipe.steps):
             loss = loss_of(model, *batch(text.train, recipe.batch, size.context, random))
