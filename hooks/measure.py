@@ -130,10 +130,11 @@ def _eager(
     x: Tensor, reference: Tensor | None, layout: str, calls: dict[str, Tensor | float]
 ) -> Observed:
     histogram = reduce.histogram(x, reduce.sample_stride(tuple(x.shape)))
-    values = reduce.moments(x, histogram) | calls
+    rows = reduce.as_rows(x)
+    values = reduce.moments(rows, histogram) | calls
     if reference is not None:
         values |= reduce.angle(x, reference)
-    found, index = reduce.top_three(x)
+    found, index = reduce.top_three(rows, reduce.extent(rows))
     places = torch.stack(locate(index, x.shape, layout), 1).double()
     top = torch.cat([torch.where(index < 0, math.nan, found)[:, None], places], 1)
     return Observed(values, histogram, top)

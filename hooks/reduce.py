@@ -48,9 +48,13 @@ def histogram(x: Tensor, stride: int) -> Tensor:
     sample = x.flatten()[::stride].float()
     shift = 23 - BINS_PER_OCTAVE.bit_length() + 1
     first = (127 + FIRST_OCTAVE) * BINS_PER_OCTAVE
-    bins = ((sample.view(torch.int32) & 0x7FFFFFFF) >> shift).sub_(first).clamp_(0, BINS - 1)
-    counts = torch.zeros(BINS, dtype=torch.int32, device=x.device)
-    return counts.scatter_add_(0, bins.long(), torch.isfinite(sample).to(torch.int32))
+    infinite = (255 * BINS_PER_OCTAVE) - first
+    bins = ((sample.view(torch.int32) & 0x7FFFFFFF) >> shift).sub_(first)
+    bins = torch.where(bins >= infinite, BINS, bins.clamp_(0, BINS - 1))
+    if x.device.type == "cpu":
+        return torch.bincount(bins, minlength=BINS + 1)[:BINS].to(torch.int32)
+    counts = torch.zeros(BINS + 1, dtype=torch.int32, device=x.device)
+    return counts.scatter_add_(0, bins.long(), torch.ones_like(bins))[:BINS]
 
 
 def median(counts: Tensor) -> Tensor:
@@ -66,16 +70,19 @@ def median(counts: Tensor) -> Tensor:
     return torch.where(index == 0, 0.0, low * growth**inside)[0]
 
 
-def top_three(x: Tensor) -> tuple[Tensor, Tensor]:
+def top_three(rows: Tensor, extent: Tensor) -> tuple[Tensor, Tensor]:
     """Values and flat indices of the three finite elements of largest magnitude.
 
-    Missing ones (fewer than three finite elements) have the value 0 and the index -1.
+    ``extent`` is the largest finite magnitude of each row: the three lie in the three rows where
+    it is largest. Missing ones (fewer than three elements) have the value 0 and the index -1.
     """
-    flat = x.flatten()
-    magnitude = torch.where(torch.isfinite(flat), flat.abs(), -1.0)
-    found, index = magnitude.topk(min(3, flat.numel()))
+    _, leading = extent.topk(min(3, len(extent)))
+    candidates = rows[leading].double()
+    magnitude = torch.where(torch.isfinite(candidates), candidates.abs(), -1.0).flatten()
+    found, place = magnitude.topk(min(3, magnitude.numel()))
+    index = leading[place // rows.shape[1]] * rows.shape[1] + place % rows.shape[1]
     index = torch.where(found < 0, -1, index)
-    values = torch.where(index < 0, 0.0, flat[index.clamp(min=0)].double())
+    values = torch.where(index < 0, 0.0, candidates.flatten()[place])
     missing = 3 - index.numel()
     return (
         torch.nn.functional.pad(values, (0, missing)),
@@ -103,23 +110,60 @@ def angle(x: Tensor, reference: Tensor) -> dict[str, Tensor]:
     }
 
 
-def moments(x: Tensor, counts: Tensor) -> dict[str, Tensor]:
-    """The sums of the standard bundle, and ``absmax``, of a floating tensor: 0-d float64 each."""
-    wide = x if x.dtype == torch.float64 else x.float()
-    magnitude = wide.abs()
-    variance, mean = torch.var_mean(wide, correction=0)
-    absmax = magnitude.amax()
-    bar = (_TIMES_MEDIAN * median(counts)).clamp(min=_MASSIVE)
-    n, mean = float(x.numel()), mean.double()
+def as_rows(x: Tensor) -> Tensor:
+    """The elements as (rows, columns) with the last axis as columns; at least float32."""
+    rows = x.reshape(-1, x.shape[-1] if x.dim() > 1 else x.numel())
+    return rows if x.dtype == torch.float64 else rows.float()
+
+
+def moments(rows: Tensor, counts: Tensor) -> dict[str, Tensor]:
+    """The sums of the standard bundle, and ``absmax``, of a floating tensor: 0-d float64 each.
+
+    Row by row: squares are summed about a value close to each row's own mean.
+    """
+    absmax = _absmax(rows)
+    centre = rows.mean(dim=1, keepdim=True)
+    apart = rows - centre
+    squares = torch.linalg.vector_norm(apart, dim=1, dtype=torch.float64).square()
+    rest, centre, n = apart.sum(dim=1).double(), centre[:, 0].double(), rows.shape[1]
     return {
-        "sum": n * mean,
-        "squares": n * (variance.double() + mean.square()),
-        "abs": magnitude.sum(dtype=torch.float64),
-        "zeros": (wide == 0).sum().double(),
-        "nonfinite": (~torch.isfinite(wide)).sum().double(),
-        "massive": ((magnitude > _MASSIVE) & (magnitude >= bar)).sum().double(),
-        "absmax": absmax.double(),
+        "sum": (n * centre + rest).sum(),
+        "squares": (squares + 2 * centre * rest + n * centre.square()).sum(),
+        "abs": rows.abs().sum(dim=1).double().sum(),
+        "zeros": (rows.numel() - torch.count_nonzero(rows)).double(),
+        "nonfinite": _nonfinite(rows, absmax),
+        "massive": _massive(rows, absmax, counts),
+        "absmax": absmax,
     }
+
+
+def _absmax(x: Tensor) -> Tensor:
+    low, high = torch.aminmax(x)
+    return torch.maximum(-low, high).double()
+
+
+def _nonfinite(x: Tensor, absmax: Tensor) -> Tensor:
+    """Number of NaN and infinite elements; a CPU need not look where the largest is finite."""
+    if x.device.type == "cpu" and bool(torch.isfinite(absmax)):
+        return torch.zeros((), dtype=torch.float64)
+    return (~torch.isfinite(x)).sum().double()
+
+
+def _massive(x: Tensor, absmax: Tensor, counts: Tensor) -> Tensor:
+    """Elements above 100 and above 1000 times the median of ``counts``."""
+    if x.device.type == "cpu" and bool(absmax <= _MASSIVE):
+        return torch.zeros((), dtype=torch.float64)
+    magnitude, bar = x.abs(), _TIMES_MEDIAN * median(counts)
+    return ((magnitude > _MASSIVE) & (magnitude >= bar)).sum().double()
+
+
+def extent(rows: Tensor) -> Tensor:
+    """Largest finite magnitude of each row, -1 where none is finite."""
+    low, high = torch.aminmax(rows, dim=1)
+    largest = torch.maximum(-low, high)
+    if rows.device.type == "cpu" and bool(torch.isfinite(largest).all()):
+        return largest
+    return torch.where(torch.isfinite(rows), rows.abs(), -1.0).amax(dim=1)
 
 
 def higher_moments(x: Tensor) -> dict[str, Tensor]:
@@ -139,8 +183,7 @@ def higher_moments(x: Tensor) -> dict[str, Tensor]:
 
 def squares(x: Tensor) -> Tensor:
     """Sum of squares, non-finite count and largest magnitude: shape (3), float64."""
-    wide = x.double() if x.dtype == torch.float64 else x.float()
-    norm = torch.linalg.vector_norm(wide, dtype=torch.float64)
-    return torch.stack(
-        [norm.square(), (~torch.isfinite(wide)).sum().double(), wide.abs().amax().double()]
-    )
+    rows = as_rows(x)
+    absmax = _absmax(rows)
+    total = torch.linalg.vector_norm(rows, dtype=torch.float64).square()
+    return torch.stack([total, _nonfinite(rows, absmax), absmax])
