@@ -59,9 +59,13 @@ def padded(span: tuple[float, float], log: bool) -> list[float]:
     return [low - pad, high + pad]
 
 
-def step_axis(log: bool = False) -> Axis:
-    axis = {"title": {"text": "step"}, "exponentformat": "none", "separatethousands": True}
-    return axis | ({"type": "log", "exponentformat": "power"} if log else {})
+def step_axis(log: Sequence[int] | NDArray[np.int64] = ()) -> Axis:
+    """The axis of training steps; logarithmic where the steps to tick are given."""
+    axis: Axis = {"title": {"text": "step"}, "exponentformat": "none", "separatethousands": True}
+    if not len(log):
+        return axis
+    ticks = log_ticks(float(np.log10(max(log[0], 1))), float(np.log10(max(log[-1], 1))))
+    return axis | {"type": "log"} | ticks
 
 
 def extent(values: Iterable[ArrayLike], positive: bool = False) -> tuple[float, float] | None:

@@ -102,7 +102,8 @@ def map_chart(profile: Profile, identity: str) -> Chart | None:
             Binding(place, "customdata", (matrix,), "map"),
         ]
     y = depth_axis([one.curve for one, _ in shown]) | {"showgrid": False}
-    x = step_axis(profile.metric.axes[0] == "weight_step") | {"showgrid": False}
+    on_weights = profile.metric.axes[0] == "weight_step"
+    x = step_axis(profile.steps if on_weights else ()) | {"showgrid": False}
     spec = {"data": traces, "layout": layout(x, y)}
     return Chart(
         id=identity, title="Over depth and training", spec=spec, bindings=tuple(bindings),
@@ -125,7 +126,7 @@ def lines_chart(lines: Sequence[Line], identity: str, label: str, log: bool = Fa
         for place, one in enumerate(lines)
     ]
     log = log and extent((one.values for one in lines), positive=True) is not None
-    y = value_axis(words.literal(label), log)
+    y = value_axis(words.literal(label), log, [one.values for one in lines] if log else ())
     spec = {"data": traces, "layout": layout(step_axis(), y, height=280)}
     return Chart(identity, "Over the training", spec, time="x", log_button=True)
 

@@ -65,7 +65,10 @@ def difference_chart(
         ]
         traces.append(_difference_map(one, name, place == 0))
     y = depth_axis([one.series.curve for one in drawn]) | {"showgrid": False}
-    spec = {"data": traces, "layout": layout(step_axis(log_steps) | {"showgrid": False}, y)}
+    spec = {
+        "data": traces,
+        "layout": layout(step_axis(drawn[0].steps if log_steps else ()) | {"showgrid": False}, y),
+    }
     title = "Ratio to a" if drawn[0].ratio else "Difference from a"
     if not many:
         title = "b over a" if drawn[0].ratio else "b minus a"
@@ -89,7 +92,7 @@ def lines_overlay(
         for side, one in lines
     ]
     log = log and extent((one.values for _, one in lines), positive=True) is not None
-    y = value_axis(words.literal(label), log)
+    y = value_axis(words.literal(label), log, [one.values for _, one in lines] if log else ())
     spec = {"data": traces, "layout": layout(step_axis(), y, height=280)}
     return Chart(identity, "Over the training", spec, time="x", log_button=True)
 

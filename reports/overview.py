@@ -16,6 +16,7 @@ from dynscope.site import Parameter, Site
 IDLE = 0.1  # of the median block's relative update
 MASSIVE = 1000.0  # times the median magnitude, Sun et al.
 FEWEST_BLOCKS = 4  # for a law
+RISEN = 0.8  # lowest loss over last loss below which the loss has risen again
 DEAR = 0.05  # share of the time that is worth a warning
 
 
@@ -178,7 +179,7 @@ def _loss(measured: Measured) -> Iterator[Statement]:
             if len(values) == 1 or ends[0] == ends[1]:
                 text = f"The {name} is {number(ends[1])}"
             lowest = int(np.nanargmin(values))
-            if values[lowest] < 0.98 * ends[1]:
+            if values[lowest] < RISEN * ends[1]:
                 text += f"; it was lowest, {number(values[lowest])}, at step {words.integer(steps[lowest])}"
             yield Statement(f"{text}.", "good" if fell else "", "training-loss")
         if not np.isfinite(values).all():
@@ -327,8 +328,7 @@ def _weights(measured: Measured) -> Iterator[Statement]:
     ffn = np.isin(roles, FFN_ROLES) & np.isfinite(k)
     if ffn.any():
         reading = ffn_band(k[ffn], numel[ffn])
-        tone: Tone = "warn" if reading.inside is False else ""
-        yield Statement(f"Weibull shape of the FFN matrices: {reading.text}.", tone, "weibull-k")
+        yield Statement(f"Weibull shape of the FFN matrices: {reading.text}.", "", "weibull-k")
     chosen = np.isin(roles, ("q", "k", "qkv")) & np.isfinite(k)
     if chosen.any():
         text = f"Weibull shape of the query and key matrices: median k {np.median(k[chosen]):.3f}"
@@ -339,4 +339,4 @@ def _cost(measured: Measured) -> Iterator[Statement]:
     share = cost_share(measured)
     if isfinite(share):
         text = f"dynscope took {words.percent(share)} of the training time"
-        yield Statement(f"{text}.", "warn" if share > DEAR else "good", "cost")
+        yield Statement(f"{text}.", "warn" if share > DEAR else "", "cost")

@@ -81,9 +81,10 @@
     const layout = { ...structuredClone(chart.layout), template: payload.templates[theme()], shapes: shapes(chart),
       showlegend: false, autosize: true };
     if (chart.layout.meta?.[depth]) layout.xaxis = chart.layout.meta[depth];
-    if (chart.time === "x" && logSteps) layout.xaxis = { ...layout.xaxis, ...stepAxis() };
+    if (followsScale(chart) && logSteps) layout.xaxis = { ...layout.xaxis, ...stepAxis() };
     return layout;
   }
+  const followsScale = (chart) => chart.time === "x" && chart.layout.xaxis.type !== "log";
   const stepAxis = () => (logSteps ? { type: "log", exponentformat: "power" } : { type: "linear", exponentformat: "none" });
 
   function draw(id) {
@@ -171,20 +172,15 @@
     const chart = drawn.get(id);
     const element = document.getElementById(id);
     const moving = chart.bindings.filter(moves);
-    const byAttribute = Map.groupBy ? Map.groupBy(moving, (one) => one.attribute) : groups(moving);
-    for (const [attribute, bindings] of byAttribute) {
+    for (const attribute of new Set(moving.map((one) => one.attribute))) {
+      const bindings = moving.filter((one) => one.attribute === attribute);
       Plotly.restyle(element, { [attribute]: bindings.map(value) }, bindings.map((one) => one.trace));
     }
     if (chart.time === "x") Plotly.relayout(element, { shapes: shapes(chart) });
     note(id, chart);
+    renewNumbers(id);
     stale.delete(id);
   }
-  function groups(bindings) {
-    const found = new Map();
-    for (const one of bindings) found.set(one.attribute, [...(found.get(one.attribute) || []), one]);
-    return found;
-  }
-
   const stale = new Set();
   let waiting = false;
   function refresh() {
@@ -272,7 +268,7 @@
     logSteps = !logSteps;
     scale.setAttribute("aria-pressed", String(logSteps));
     for (const [id, chart] of drawn) {
-      if (chart.time !== "x") continue;
+      if (!followsScale(chart)) continue;
       const axis = stepAxis();
       Plotly.relayout(document.getElementById(id), { "xaxis.type": axis.type, "xaxis.exponentformat": axis.exponentformat, "xaxis.autorange": true });
     }
@@ -302,19 +298,22 @@
 
   // The numbers of a chart as a table, at the slider's step.
   function toggleNumbers(button) {
-    const card = button.closest(".card");
-    const old = card.querySelector(".scroll");
+    const old = button.closest(".card").querySelector(".scroll");
     button.setAttribute("aria-expanded", String(!old));
     if (old) return old.remove();
     const id = button.dataset.chart;
     draw(id);
-    card.append(table(payload.charts[id]));
+    button.closest(".card").append(table(document.getElementById(id)));
   }
-  function table(chart) {
-    const traces = chart.data.filter((trace) => trace.type === "scatter" && trace.name && trace.showlegend !== false);
+  function renewNumbers(id) {
+    const old = document.getElementById(id).closest(".card")?.querySelector(".scroll");
+    if (old?.parentElement.querySelector(`.numbers[data-chart="${CSS.escape(id)}"]`)) old.replaceWith(table(document.getElementById(id)));
+  }
+  function table({ data, layout }) {
+    const traces = data.filter((trace) => trace.type === "scatter" && trace.name && trace.showlegend !== false && trace.visible !== "legendonly");
     const at = (trace, x) => { const found = trace.x.indexOf(x); return found < 0 ? "" : Number(trace.y[found]?.toPrecision(5) ?? NaN); };
     const places = [...new Set(traces.flatMap((trace) => [...trace.x]))].sort((a, b) => a - b);
-    const head = [chart.layout.xaxis.title?.text ?? "", ...traces.map((trace) => trace.name)];
+    const head = [layout.xaxis.title?.text ?? "", ...traces.map((trace) => trace.name)];
     const holder = document.createElement("div");
     holder.className = "scroll";
     holder.tabIndex = 0;
@@ -338,5 +337,11 @@
   for (const section of document.querySelectorAll("main > section")) reader.observe(section);
 
   for (const id of Object.keys(payload.charts)) watcher.observe(document.getElementById(id));
-  addEventListener("beforeprint", () => { for (const id of Object.keys(payload.charts)) { draw(id); if (stale.has(id)) move(id); } });
+  let wasDark = false;
+  addEventListener("afterprint", () => setTheme(wasDark));
+  addEventListener("beforeprint", () => {
+    wasDark = theme() === "dark";
+    setTheme(false);
+    for (const id of Object.keys(payload.charts)) { draw(id); if (stale.has(id)) move(id); }
+  });
 })();
