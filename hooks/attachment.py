@@ -93,16 +93,20 @@ def attach(
         optimizer_groups=len(optimizer.param_groups) if optimizer is not None else 0,
     )
     feed = Feed(_rank_path(path), header, overwrite=overwrite, resume=resume)
-    recorder = Recorder(
-        wrapped,
-        anatomy,
-        places,
-        feed,
-        plan,
-        optimizer=optimizer,
-        scaler=scaler,
-        start_step=feed.last_step if start_step is None else start_step,
-    )
+    try:
+        recorder = Recorder(
+            wrapped,
+            anatomy,
+            places,
+            feed,
+            plan,
+            optimizer=optimizer,
+            scaler=scaler,
+            start_step=feed.last_step if start_step is None else start_step,
+        )
+    except BaseException:
+        feed.close()
+        raise
     _retrace(wrapped, recorder)
     if summary:
         print(_summary(feed.path, places, anatomy, chosen, every), file=sys.stderr)

@@ -277,7 +277,8 @@ class SiteHook(_Hook):
             row, FORWARD, output.detach(),
             reference.detach() if reference is not None else None, seen=output,
         )  # fmt: skip
-        if self.backward and output.requires_grad and torch._C._current_graph_task_id() == -1:
+        # Reentrant checkpointing sends gradients through the recomputed output only.
+        if self.backward and output.requires_grad:
             observer.rows[row].expects_gradient = True
             output.register_hook(GradientHook(observer, row))
 
