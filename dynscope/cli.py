@@ -213,6 +213,7 @@ def _description(run: "Run") -> Iterable[str]:
     """What `info` says, for a person."""
     from dynscope.outline import outline
     from dynscope.reports import words
+    from dynscope.site import wholes
 
     metadata = run.metadata
     closed = "closed" if metadata.closed else "not closed: still being written, or killed"
@@ -227,10 +228,10 @@ def _description(run: "Run") -> Iterable[str]:
     if run.segments > 1:
         yield f"  resumed     {words.count(run.segments - 1, 'time')}"
     blocks = sum(site.role == "block" for site in run.sites)
-    weights = sum(parameter.numel for parameter in run.parameters)
+    parameters = wholes(run.parameters)
     yield ""
     yield (f"Model: {words.count(blocks, 'block')}, {words.count(len(run.sites), 'site')}, "
-           f"{words.count(len(run.parameters), 'parameter')} ({words.parameters(weights)} weights)")  # fmt: skip
+           f"{words.count(len(parameters), 'parameter')} ({words.parameters(sum(one.numel for one in parameters))} weights)")  # fmt: skip
     yield from (f"  {line}" for line in outline(run.sites))
     yield ""
     yield f"Metrics: {len(run.metrics)}"

@@ -62,6 +62,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("parameters/numel", "parameter", "i8", "number of elements"),
     Column("parameters/trainable", "parameter", "i8", "1 where the optimizer may change it"),
     Column("parameters/group", "parameter", "i8", "optimizer parameter group, -1 for none"),
+    Column("parameters/part_of", "parameter", "S256", "the fused parameter it is a part of"),
     Column("scalars/step", "scalar", "i8", "optimizer step"),
     Column("scalars/time", "scalar", "f8", "seconds since 1970, UTC"),
     Column("scalars/name", "scalar", "S64", "name given by the user"),

@@ -1,5 +1,6 @@
 """Places in a model: a `Site` is a module whose output is observed, a `Parameter` is a weight."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 ROLES: tuple[str, ...] = (
@@ -33,7 +34,9 @@ class Parameter:
     """A parameter of the model, counted once however many modules share it.
 
     ``role`` is the role of the module that owns it, ``group`` the index of its optimizer
-    parameter group, or -1 when no optimizer holds it.
+    parameter group, or -1 when no optimizer holds it. ``part_of`` is empty, or the name of the
+    parameter that this is one matrix of: ``attn.c_attn.weight[q]`` is a part of
+    ``attn.c_attn.weight``, and has numbers of its own only where weights are measured.
     """
 
     name: str
@@ -44,3 +47,16 @@ class Parameter:
     numel: int = 0
     trainable: bool = True
     group: int = -1
+    part_of: str = ""
+
+
+def wholes(parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
+    """The model's parameters, without the parts that fused ones divide into."""
+    return tuple(parameter for parameter in parameters if not parameter.part_of)
+
+
+def undivided(parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
+    """Every weight once, as finely as it is known: the parts instead of what they are parts of."""
+    every = tuple(parameters)
+    divided = {parameter.part_of for parameter in every}
+    return tuple(parameter for parameter in every if parameter.name not in divided)

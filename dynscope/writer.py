@@ -109,7 +109,7 @@ class RunWriter:
                 "parameters/name": p.name, "parameters/role": p.role, "parameters/stack": p.stack,
                 "parameters/depth": p.depth, "parameters/shape": to_json(list(p.shape)),
                 "parameters/numel": p.numel, "parameters/trainable": int(p.trainable),
-                "parameters/group": p.group,
+                "parameters/group": p.group, "parameters/part_of": p.part_of,
             })  # fmt: skip
 
     def row(

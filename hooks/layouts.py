@@ -4,6 +4,7 @@ Only layouts that are known are split; a weight of unknown layout stays one.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -33,6 +34,15 @@ class Layout:
         parts = runs.split(self.sizes, self.dim + 1)
         flat = (part.flatten(self.dim, self.dim + 1) for part in parts)
         return tuple(zip(self.roles, flat, strict=True))
+
+    def matrices(self, weight: Tensor) -> Iterator[tuple[str, str, Tensor]]:
+        """Each single matrix: its label ("q"; of the fourth expert "3.gate"), role and values."""
+        for role, part in self.split(weight):
+            if not self.experts:
+                yield role, role, part
+            for expert in range(self.experts):
+                label = f"{expert}.{role}" if len(self.roles) > 1 else str(expert)
+                yield label, role, part[expert]
 
 
 @dataclass(frozen=True)

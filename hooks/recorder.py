@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from dynscope.feed import Feed
-from dynscope.hooks import weights
+from dynscope.hooks import parts, weights
 from dynscope.hooks.anatomy import Anatomy
 from dynscope.hooks.custom import SiteMetric
 from dynscope.hooks.fused import Compilation
@@ -27,6 +28,8 @@ from dynscope.hooks.tally import Drained, Tally
 from dynscope.tally import SUMS
 
 log = logging.getLogger("dynscope")
+
+TOKEN_SECONDS = 0.5  # how long the first row waits for scope.step(tokens=...)
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,9 @@ class Recorder:
         )  # fmt: skip
         self._drains = ThreadPoolExecutor(1, "dynscope-drain")
         self._held: Callable[[], None] | None = None
-        self._tokens, self._tokens_follow = -1, True
+        self._sending = threading.Lock()
+        self._tokens = -1
+        self._tokens_follow: bool | None = None  # whether scope.step tells them after a step
         self._reading = 0.0  # seconds spent around the optimizer in this step
         self._skipping = False
         self._scale: Tensor | None = None
@@ -126,13 +131,11 @@ class Recorder:
                 return
             if step is not None:
                 self.steps = int(step) - 1
-            armed = self._observer.switch.armed
-            if armed:
-                self._watch.read_gradients(self._observer.tally)
-                self._watch.after_step(self._observer.tally)
-            self._finish_step()
             if self._observer.switch.armed:
-                self._watch.before_step()
+                with self._timed():
+                    self._watch.read_gradients(self._observer.tally)
+                    self._watch.after_step(self._observer.tally)
+            self._finish_step()
 
     def before_clip(self) -> None:
         """Call before clipping: gradient/norm_before_clip is recorded beside gradient/norm."""
@@ -177,8 +180,7 @@ class Recorder:
     def _entered(self) -> None:
         """A training forward begins."""
         self._observer.started = True
-        if self._held is not None:
-            self._release()
+        self._release()
         if self._scaler is not None and self._observer.switch.armed:
             with self._guarded("scaler"):
                 self._drop_if_skipped()
@@ -186,6 +188,7 @@ class Recorder:
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if not self._observer.switch.armed:
             return
+        self._skipping = False
         with self._guarded("optimizer step"), self._timed():
             self._release()
             tally = self._observer.tally
@@ -245,6 +248,8 @@ class Recorder:
         self._observer.forget()
         self._reading = 0.0
         self._observer.switch.armed = armed
+        if armed and self._optimizer is None:
+            self._watch.before_step()
 
     def _current_step(self) -> int:
         return self.steps + (self._observer.started or self.steps == 0)
@@ -278,14 +283,22 @@ class Recorder:
             self._feed.row(step, now, arrays, via="tally", tokens=self._tokens, cost=cost)
 
         self._held = send if on_host else lambda: _ignore(self._drains.submit(send))
-        if not self._tokens_follow:
+        if self._optimizer is None or self._tokens_follow is False:
             self._release()
+        elif self._tokens_follow is None:  # they may come after the first row, or never
+            patience = threading.Timer(TOKEN_SECONDS, self._release)
+            patience.daemon = True
+            patience.start()
 
     def _release(self) -> None:
         """Send the row that waited for its tokens."""
-        held, self._held = self._held, None
-        if held is not None:
-            held()
+        if self._held is None:
+            return
+        with self._sending:
+            held, self._held = self._held, None
+            if held is not None:
+                self._tokens_follow = bool(self._tokens_follow)
+                held()
 
     def _count_tokens(self, tokens: int) -> None:
         self._tokens = max(self._tokens, 0) + tokens
@@ -317,7 +330,7 @@ class Recorder:
             for parameter, tensor in zip(self.anatomy.parameters, tensors, strict=True)
         ]
         self._numel = np.array([parameter.numel for parameter in described])
-        self._feed.parameters(described)
+        self._feed.parameters([*described, *parts.parts_of(described, self.anatomy.layouts)])
 
     def _discover(self, step: int) -> None:
         """Tell the file of sites that were called for the first time."""
@@ -367,12 +380,10 @@ class Recorder:
         if self._plan.light:
             return
         self._weighed = step
-        names = self._watch.names
-        pairs = [
-            (name, torch.empty(0) if tensor is None else tensor)
-            for name, tensor in zip(names, self._watch.current(), strict=True)
-        ]
-        self._feed.weights(step, time.time(), weights.collect(pairs), via="histograms")
+        taken = weights.collect(
+            parts.with_parts(self.anatomy.parameters, self._watch.current(), self.anatomy.layouts)
+        )
+        self._feed.weights(step, time.time(), taken, via="histograms")
 
     # Never hurting the run
 

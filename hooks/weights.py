@@ -6,7 +6,7 @@ logarithm, no sort, no random state, no window to choose. `dynscope.weibull.deri
 from the counts, in another process.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -53,7 +53,7 @@ class _Taken(NamedTuple):
 
 
 @torch.no_grad()
-def collect(parameters: Sequence[tuple[str, torch.Tensor]]) -> dict[str, NDArray[Any]]:
+def collect(parameters: Iterable[tuple[str, torch.Tensor]]) -> dict[str, NDArray[Any]]:
     """Take what `dynscope.weibull.derive` needs from named parameters, in their order.
 
     Returns flat arrays. Per parameter: ``numel``, ``sum``, ``sum_squares`` and ``absmax`` of its
@@ -64,8 +64,12 @@ def collect(parameters: Sequence[tuple[str, torch.Tensor]]) -> dict[str, NDArray
 
     On CUDA everything is queued and waited for once per device.
     """
-    taken = [_take(tensor) for _, tensor in parameters]
-    for device in {tensor.device for _, tensor in parameters if tensor.is_cuda}:
+    taken, devices = [], set()
+    for _, tensor in parameters:  # one at a time: a part may be a copy, made when it is asked for
+        taken.append(_take(tensor))
+        if tensor.is_cuda:
+            devices.add(tensor.device)
+    for device in devices:
         torch.cuda.current_stream(device).synchronize()
     found = [_magnitudes(one) for one in taken]
     nothing = np.full(3, np.nan)
@@ -99,6 +103,11 @@ def _take(tensor: torch.Tensor) -> _Taken:
     if flat.numel() <= EXACT_UP_TO:
         return taken._replace(magnitudes=_to_host(flat.abs().float()))
     return taken._replace(counts=_to_host(_count(flat, _BITS[taken.counted])))
+
+
+def is_readable(tensor: torch.Tensor) -> bool:
+    """Whether the numbers of a parameter can be read as weights."""
+    return _unreadable(tensor) == weibull.FINE
 
 
 def _unreadable(tensor: torch.Tensor) -> str:
