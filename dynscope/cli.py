@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -30,6 +30,7 @@ Output = Annotated[
     Path | None, typer.Option("--output", "-o", help="Where to write; derived from the run's name.")
 ]
 Force = Annotated[bool, typer.Option("--force", help="Write over an existing file.")]
+Format = Literal["csv", "parquet", "json", "netcdf"]
 Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
 
 
@@ -76,7 +77,7 @@ def report(run: RunFile, output: Output = None, force: Force = False, open: Open
     target = _target(output or run.parent / f"{run.stem}.report.html", force, [run])
     with Progress() as progress:
         page = make(load(run), progress)
-    _write(page, target)
+    _write_page(page, target)
     _show(target, open)
     print(f"Next: dynscope compare {_quoted(run)} OTHER.h5, or dynscope info {_quoted(run)}")
 
@@ -100,9 +101,36 @@ def compare(
     target = _target(output or _compared(runs), force, runs)
     with Progress() as progress:
         page = make([load(run) for run in runs], label, progress)
-    _write(page, target)
+    _write_page(page, target)
     _show(target, open)
     print(f"Next: dynscope report {_quoted(runs[-1])}")
+
+
+@app.command()
+def export(
+    run: RunFile,
+    to: Annotated[
+        Format | None, typer.Option("--to", help="The format; by --output's suffix, else csv.")
+    ] = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option("--metric", "-m", help="Only this metric, or a pattern: 'activation/*'."),
+    ] = None,
+    output: Output = None,
+    force: Force = False,
+) -> None:
+    """Write a run as CSV, Parquet, JSON or netCDF, for other tools."""
+    from dynscope import export as exporting
+    from dynscope.run import load
+
+    suffix = output.suffix if output else ""
+    chosen = to or next((one for one, end in exporting.SUFFIXES.items() if end == suffix), "csv")
+    target = _target(output or run.with_suffix(exporting.SUFFIXES[chosen]), force, [run])
+    found = load(run)
+    with Progress() as progress:
+        progress(chosen)
+        _write(target, lambda part: exporting.export(found, part, chosen, metric or ()))
+    print(f"Next, in Python: {exporting.reading(target, chosen)}")
 
 
 @app.command()
@@ -158,21 +186,25 @@ def _target(output: Path, force: bool, runs: Iterable[Path]) -> Path:
     return output
 
 
-def _write(page: "Report", target: Path) -> None:
-    """Write all of the page or nothing, so that an existing file is kept when this fails."""
+def _write_page(page: "Report", target: Path) -> None:
+    _write(target, lambda part: part.write_bytes(page.html.encode()))
+
+
+def _write(target: Path, fill: Callable[[Path], object]) -> None:
+    """Write all of a file or nothing, so that an existing one is kept when this fails."""
     from dynscope.reports import words
 
-    content = page.html.encode()
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
-        part.write_bytes(content)
+        fill(part)
+        size = part.stat().st_size
         part.replace(target)
     except OSError as error:
         raise InputError(f"{target}: cannot be written: {error.strerror}; give another --output") \
             from None  # fmt: skip
     finally:
         part.unlink(missing_ok=True)
-    print(f"Wrote {target} ({words.size(len(content))})")
+    print(f"Wrote {target} ({words.size(size)})")
 
 
 def _show(target: Path, wanted: bool) -> None:

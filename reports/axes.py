@@ -45,18 +45,18 @@ def value_axis(title: str, log: bool, values: Iterable[ArrayLike] = ()) -> Axis:
     axis: Axis = {"title": {"text": title}, "zeroline": not log}
     if log:
         axis |= {"type": "log", "exponentformat": "power"}
+    return axis | reach(values, log)
+
+
+def reach(values: Iterable[ArrayLike], log: bool) -> Axis:
+    """Range (and ticks, where logarithmic) of an axis around ``values``; {} where none is finite."""
     span = extent(values, positive=log)
     if span is None:
-        return axis
-    reach = padded(span, log)
-    return axis | {"range": reach} | (log_ticks(reach[0], reach[1]) if log else {})
-
-
-def padded(span: tuple[float, float], log: bool) -> list[float]:
-    """The range of an axis around ``span``, in base-10 logarithms where it is logarithmic."""
+        return {}
     low, high = (float(np.log10(end)) if log else end for end in span)
     pad = 0.06 * (high - low) or (0.1 if log else 0.1 * abs(high) or 1.0)
-    return [low - pad, high + pad]
+    low, high = low - pad, high + pad
+    return {"range": [low, high]} | (log_ticks(low, high) if log else {})
 
 
 def step_axis(log: Sequence[int] | NDArray[np.int64] = ()) -> Axis:

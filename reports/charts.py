@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 Tone = Literal["", "good", "warn", "bad"]
 
-How = Literal["row", "pairs", "map", "log map", "power map"]
+How = Literal["row", "pairs", "map", "log map", "power map", "steps"]
 
 Spec = dict[str, Any]
 """A Plotly figure: {"data": [...], "layout": {...}}; `plotly.graph_objects.Figure(spec)` takes it."""
@@ -34,7 +34,7 @@ class Binding:
 
     "row": the row at the slider's step; "pairs": the rows of several matrices, side by side;
     "map": all of it, transposed; "log map": its base-10 logarithm, and "power map": ten to its
-    power, transposed.
+    power, transposed; "steps": the steps of its rows.
     """
 
     trace: int

@@ -210,9 +210,12 @@ def _statements(sides: Sequence[Side]) -> Iterator[Statement]:
 
 def _about_each(sides: Sequence[Side]) -> Iterator[Statement]:
     """What is known of every run, set side by side."""
-    losses = [(s, ends[1]) for s in sides if (ends := overview.loss_ends(s.measured)) is not None]
+    losses = [(s, ends) for s in sides if (ends := overview.loss_ends(s.measured)) is not None]
     if losses:
-        parts = [f"{number(loss)} ({side.letter})" for side, loss in losses]
+        parts = [
+            f"{number(last)} at step {words.integer(step)} ({side.letter})"
+            for side, (_, last, step) in losses
+        ]
         yield Statement(f"Last loss: {words.listing(parts, 8)}.", "", "training-loss")
     laws = [(s, law) for s in sides if (law := overview.variance_law(s.measured, -1))]
     if laws:

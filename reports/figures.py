@@ -100,6 +100,7 @@ def map_chart(profile: Profile, identity: str) -> Chart | None:
         bindings += [
             Binding(place, "z", (matrix,), how),
             Binding(place, "customdata", (matrix,), "map"),
+            Binding(place, "x", (matrix,), "steps"),
         ]
     y = depth_axis([one.curve for one, _ in shown]) | {"showgrid": False}
     on_weights = profile.metric.axes[0] == "weight_step"

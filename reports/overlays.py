@@ -7,7 +7,7 @@ import numpy as np
 
 from dynscope.catalogue import Metric
 from dynscope.reports import theme, words
-from dynscope.reports.axes import Axis, depth_axis, extent, log_ticks, padded, step_axis, value_axis
+from dynscope.reports.axes import Axis, depth_axis, extent, log_ticks, reach, step_axis, value_axis
 from dynscope.reports.charts import Binding, Chart, Matrix
 from dynscope.reports.curves import Curve
 from dynscope.reports.figures import Trace, curve_trace, layout, matrices
@@ -38,11 +38,10 @@ def overlay_chart(
             shown = one.curve.label == labels[0]
             traces.append(_run_trace(side, one.curve, one.values[-1], relative, shown))
     log = all(found.log for _, found in profiles)
-    values = [one.values for _, found in profiles for one in found.series if not one.curve.minor]
-    y = value_axis(words.literal(words.quantity(metric.short, metric.unit)), log, values)
-    ranges = _ranges(profiles, labels, log)
-    y |= {"range": ranges[words.literal(labels[0])]} if ranges else {}
-    spec = {"data": traces, "layout": _layout(_curves(profiles), y, relative, ranges=ranges)}
+    reaches = _reaches(profiles, labels, log)
+    y = value_axis(words.literal(words.quantity(metric.short, metric.unit)), log)
+    y |= reaches[words.literal(labels[0])]
+    spec = {"data": traces, "layout": _layout(_curves(profiles), y, relative, reaches=reaches)}
     return Chart(identity, "Over depth", spec, tuple(bindings), "group", log_button=True)
 
 
@@ -62,6 +61,7 @@ def difference_chart(
         bindings += [
             Binding(place, "z", (matrix,), "map"),
             Binding(place, "customdata", (matrix,), "power map" if one.ratio else "map"),
+            Binding(place, "x", (matrix,), "steps"),
         ]
         traces.append(_difference_map(one, name, place == 0))
     y = depth_axis([one.series.curve for one in drawn]) | {"showgrid": False}
@@ -157,18 +157,15 @@ def _layout(curves: Sequence[Curve], y: Axis, relative: bool, **meta: Any) -> di
     return layout(RELATIVE_AXIS, y, meta=meta | axes)
 
 
-def _ranges(
+def _reaches(
     profiles: Sequence[tuple[Side, Profile]], labels: Sequence[str], log: bool
-) -> dict[str, list[float]]:
-    """The range of the value axis for each kind of layer, over all runs and steps."""
-    found = {}
-    for label in labels:
-        every = [one for _, profile in profiles for one in profile.series]
-        span = extent((one.values for one in every if one.curve.label == label), positive=log)
-        if span is None:
-            return {}
-        found[words.literal(label)] = padded(span, log)
-    return found
+) -> dict[str, Axis]:
+    """Range and ticks of the value axis for each kind of layer, over all runs and steps."""
+    every = [one for _, profile in profiles for one in profile.series]
+    return {
+        words.literal(label): reach([one.values for one in every if one.curve.label == label], log)
+        for label in labels
+    }
 
 
 def _curves(profiles: Sequence[tuple[Side, Profile]]) -> list[Curve]:
@@ -178,14 +175,14 @@ def _curves(profiles: Sequence[tuple[Side, Profile]]) -> list[Curve]:
 def _difference_map(one: Difference, name: str, visible: bool) -> Trace:
     z = np.where(np.isfinite(one.series.values), one.series.values, np.nan).T
     span = extent([np.abs(z)])
-    reach = (span[1] if span else 0) or (0.01 if one.ratio else 1.0)
+    most = (span[1] if span else 0) or (0.01 if one.ratio else 1.0)
     bar: Axis = {"thickness": 10, "outlinewidth": 0, "len": 1, "x": 1.01, "xpad": 4}
     times = "×" if one.ratio else ""
     if one.ratio:
-        bar |= log_ticks(-reach, reach, logarithms=True)
+        bar |= log_ticks(-most, most, logarithms=True)
     return {
         "type": "heatmap", "name": words.literal(name), "x": one.steps, "y": one.series.curve.depths,
-        "z": z, "customdata": 10.0**z if one.ratio else z, "zmin": -reach, "zmax": reach, "colorscale": [list(stop) for stop in theme.DIVERGING],
+        "z": z, "customdata": 10.0**z if one.ratio else z, "zmin": -most, "zmax": most, "colorscale": [list(stop) for stop in theme.DIVERGING],
         "colorbar": bar, "visible": True if visible else "legendonly", "showlegend": True,
         "hoverongaps": False,
         "hovertemplate": f"{one.series.curve.noun} %{{y}}, step %{{x:,d}}: <b>{times}%{{customdata:.3~g}}</b>",

@@ -11,7 +11,7 @@ from dynscope.reports import words
 from dynscope.reports.charts import Statement, Tile, Tone
 from dynscope.reports.measured import Measured, block_ratio
 from dynscope.reports.words import number
-from dynscope.site import Parameter, Site
+from dynscope.site import Parameter, Site, undivided, wholes
 
 IDLE = 0.1  # of the median block's relative update
 MASSIVE = 1000.0  # times the median magnitude, Sun et al.
@@ -75,7 +75,10 @@ def facts(measured: Measured) -> tuple[tuple[str, str], ...]:
     rows += [
         (f"{measured.noun.capitalize()}s", words.integer(len(depths(measured)))),
         ("Sites", words.integer(len(run.sites))),
-        ("Parameters", f"{words.count(len(run.parameters), 'tensor')}, {_model_size(measured)}"),
+        (
+            "Parameters",
+            f"{words.count(len(wholes(run.parameters)), 'tensor')}, {_model_size(measured)}",
+        ),
         ("Metrics", words.integer(len(run.metrics))),
     ]
     tokens = np.asarray(run["clock/tokens"].values)
@@ -156,16 +159,17 @@ def cost_share(measured: Measured) -> float:
 
 
 def _model_size(measured: Measured) -> str:
-    return f"{words.parameters(sum(one.numel for one in measured.run.parameters))} weights"
+    return f"{words.parameters(sum(one.numel for one in wholes(measured.run.parameters)))} weights"
 
 
-def loss_ends(measured: Measured) -> tuple[float, float] | None:
-    """First and last finite loss."""
+def loss_ends(measured: Measured) -> tuple[float, float, int] | None:
+    """First and last finite loss, and the step of the last."""
     for name in measured.loss_names[:1]:
-        _, values = measured.scalar(name)
-        finite = values[np.isfinite(values)]
+        steps, values = measured.scalar(name)
+        finite = np.flatnonzero(np.isfinite(values))
         if finite.size:
-            return float(finite[0]), float(finite[-1])
+            first, last = finite[0], finite[-1]
+            return float(values[first]), float(values[last]), int(steps[last])
     return None
 
 
@@ -323,13 +327,17 @@ def _weights(measured: Measured) -> Iterator[Statement]:
     if not measured.has("weight/weibull_k") or not len(measured.run.weight_steps):
         return
     k = measured.array("weight/weibull_k")[-1]
-    roles = np.array([one.role for one in measured.run.parameters])
-    numel = np.array([one.numel for one in measured.run.parameters])
-    ffn = np.isin(roles, FFN_ROLES) & np.isfinite(k)
+    every = measured.run.parameters
+    # Each weight once: the parts of a fused matrix, not the matrix as well.
+    once = set(undivided(every))
+    fitted = np.isfinite(k) & np.array([one in once for one in every])
+    roles = np.array([one.role for one in every])
+    numel = np.array([one.numel for one in every])
+    ffn = fitted & np.isin(roles, FFN_ROLES)
     if ffn.any():
         reading = ffn_band(k[ffn], numel[ffn])
         yield Statement(f"Weibull shape of the FFN matrices: {reading.text}.", "", "weibull-k")
-    chosen = np.isin(roles, ("q", "k", "qkv")) & np.isfinite(k)
+    chosen = fitted & np.isin(roles, ("q", "k", "qkv"))
     if chosen.any():
         text = f"Weibull shape of the query and key matrices: median k {np.median(k[chosen]):.3f}"
         yield Statement(f"{text} (1.205 at Gaussian initialization).", "", "weibull-k")

@@ -51,6 +51,7 @@
   const shown = {
     "row": ([name]) => row(name),
     "pairs": (names) => { const parts = names.map(row); return parts[0].map((_, i) => parts.map((part) => part[i])); },
+    "steps": ([name]) => matrix(name).steps,
     "map": ([name]) => turned(name, (value) => value),
     "power map": ([name]) => turned(name, (value) => 10 ** value),
     "log map": ([name]) => turned(name, Math.log10),
@@ -133,8 +134,10 @@
         chart.chosen = name;
         for (const other of row.children) other.setAttribute("aria-pressed", String(other === event.currentTarget));
         show(id, chart, (trace) => nameOf(trace) === name && !chart.off?.has(trace.name));
-        const range = chart.layout.meta?.ranges?.[name];
-        if (range && isLog(id) === (chart.layout.yaxis.type === "log")) Plotly.relayout(document.getElementById(id), { "yaxis.range": [...range] });
+        const reach = chart.layout.meta?.reaches?.[name];
+        if (reach && isLog(id) === (chart.layout.yaxis.type === "log")) {
+          Plotly.relayout(document.getElementById(id), Object.fromEntries(Object.entries(reach).map(([key, value]) => [`yaxis.${key}`, value])));
+        }
       });
     }
   }
@@ -159,10 +162,19 @@
     Plotly.restyle(document.getElementById(id), { visible });
   }
 
+  // Which step the curves are of: rows before the slider's may be the latest there are.
+  function stepsShown(chart) {
+    const rows = chart.bindings.filter((one) => one.attribute === "y").map((one) => {
+      const { steps } = matrix(one.matrices[0]);
+      return [chart.data[one.trace].name, steps[rowAt(steps, step())].toLocaleString("en")];
+    });
+    const each = new Map(rows);
+    if (new Set(each.values()).size === 1) return `at step ${rows[0][1]}`;
+    return [...each].map(([name, at]) => `${name.split(":")[0]} at step ${at}`).join(", ");
+  }
   function note(id, chart) {
-    const figure = document.getElementById(id).closest("figure");
-    const at = figure.querySelector(".at");
-    if (at && payload.slider.length) at.textContent = `at step ${step().toLocaleString("en")}`;
+    const at = document.getElementById(id).closest("figure").querySelector(".at");
+    if (at) at.textContent = stepsShown(chart);
     if (chart.notes.length) {
       document.getElementById(`note-${id}`).textContent = chart.notes[rowAt(chart.noteSteps, step())];
     }
