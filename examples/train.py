@@ -72,6 +72,8 @@ def train(
 
     ``steps`` stands in for ``range(recipe.steps)``, for a progress bar around it.
     """
+    # Matrices this small gain little from a second thread, and wait long for it on a busy machine.
+    torch.set_num_threads(1)
     torch.manual_seed(recipe.seed)
     random = torch.Generator().manual_seed(recipe.seed)
     model = ARCHITECTURES[architecture](size)
