@@ -60,7 +60,6 @@ class Chart:
     note_steps: NDArray[np.int64] | None = None
     time: Literal["x", ""] = ""
     log_button: bool = False
-    wide: bool = False
 
 
 @dataclass(frozen=True)

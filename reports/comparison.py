@@ -6,21 +6,19 @@ from dataclasses import replace
 import numpy as np
 
 from dynscope.catalogue import METRICS, Metric
-from dynscope.depth import FFN_BAND, first_divergence
+from dynscope.depth import FFN_BAND
 from dynscope.errors import InputError
-from dynscope.reports import cards, overlays, overview, pairing, words
-from dynscope.reports.charts import Card, Chart, Contents, Section, Statement, Table, Tile
+from dynscope.reports import cards, contrast, facts, overlays, pairing, words
+from dynscope.reports.charts import Card, Chart, Contents, Section, Table, Tile
 from dynscope.reports.figures import with_reference
 from dynscope.reports.measured import Measured
 from dynscope.reports.page import Report
 from dynscope.reports.pairing import Side
 from dynscope.reports.single import DEPTH_SECTIONS, MOST_ROWS
-from dynscope.reports.summaries import line, profile
-from dynscope.reports.words import number
+from dynscope.reports.summaries import Profile, line, profile
 from dynscope.run import Run
 
 SAME = "No difference at any common layer and step."
-EVERY_ROW = 10**9
 PROFILES = 0.55  # of the page's bytes; the rest is for differences
 
 
@@ -46,15 +44,16 @@ def compare(
         made.sort(key=lambda card: (-len(card.charts), card.name != "activation/variance"))
         sections.append(Section(group, title, lead, tuple(made)))
     sections.append(_massive(sides, relative))
-    steps = [part for side in sides for part in (_drawn(side.measured))]
+    steps = [
+        rows.drawn for one in sides for rows in (one.measured.drawn, one.measured.drawn_weights)
+    ]
     return Report(
         Contents(
-            title=" and ".join(side.label for side in sides[:2]) if len(sides) == 2
-            else words.listing([side.label for side in sides]),
+            title=words.listing([side.label for side in sides]),
             kicker="Comparison of training dynamics",
             badges=tuple(Tile(side.letter, side.label, side.measured.drawn.text, "", side.colour)
                          for side in sides),
-            statements=(*_equality(sections), *_statements(sides)),
+            statements=tuple(contrast.statements(sides, _is_same(sections))),
             tiles=(),
             facts=(),
             sections=tuple(one for one in sections if one.cards),
@@ -81,8 +80,7 @@ def metric_card(sides: Sequence[Side], metric: Metric, most: int, relative: bool
     if metric.short.startswith("weibull") and _methods_differ(sides):
         return cards.card(metric, (), "Not compared: the runs were fitted by different methods.")
     having = [side for side in sides if side.measured.has(metric.name)]
-    profiles = [(side, profile(side.measured, metric)) for side in having]
-    profiles = [(side, found) for side, found in profiles if found.series]
+    profiles = _profiles(sides, metric)
     if not profiles:
         return cards.card(metric, (), "No value was recorded in any run.")
     drawn = overlays.overlay_chart(profiles, metric, f"{identity}-profile", relative)
@@ -92,7 +90,7 @@ def metric_card(sides: Sequence[Side], metric: Metric, most: int, relative: bool
     heat = overlays.difference_chart(
         found, f"{identity}-difference", metric.axes[0] == "weight_step"
     )
-    same = bool(found) and all((np.nan_to_num(one.series.values) == 0).all() for one in found)
+    same = bool(found) and all(one.equal for one in found)
     remark = SAME if same else ""
     if len(having) < len(sides):
         remark = f"Only in {words.listing([side.letter for side in having])}."
@@ -115,19 +113,27 @@ def _sides(runs: Sequence[Run], labels: Sequence[str] | None) -> tuple[Side, ...
     )
 
 
+def _profiles(sides: Sequence[Side], metric: Metric) -> list[tuple[Side, Profile]]:
+    """A metric over depth, of the runs that hold values of it."""
+    having = [side for side in sides if side.measured.has(metric.name)]
+    found = [(side, profile(side.measured, metric)) for side in having]
+    return [(side, one) for side, one in found if one.series]
+
+
 def _hero(sides: Sequence[Side], relative: bool) -> Chart | None:
     """What is seen first: the residual streams' variance over depth, moved by the slider."""
     metric = METRICS["activation/variance"]
-    having = [side for side in sides if side.measured.has(metric.name)]
-    profiles = [(side, profile(side.measured, metric)) for side in having]
-    profiles = [(side, found) for side, found in profiles if found.series]
+    profiles = _profiles(sides, metric)
     if not profiles:
         return None
     return cards.as_hero(overlays.overlay_chart(profiles, metric, "hero", relative))
 
 
-def _drawn(measured: Measured) -> tuple[np.ndarray, np.ndarray]:
-    return measured.drawn.drawn, measured.drawn_weights.drawn
+def _is_same(sections: Sequence[Section]) -> bool:
+    """Whether everything over depth could be compared and nothing differs."""
+    depth = [card for one in sections[1:] for card in one.cards if card.id != "massive"]
+    compared = [card for card in depth if card.charts]
+    return bool(compared) and all(card.remark == SAME for card in compared)
 
 
 def _section_of(metric: Metric) -> str:
@@ -181,89 +187,11 @@ def _massive(sides: Sequence[Side], relative: bool) -> Section:
                    (made,) if chart else ())  # fmt: skip
 
 
-def _equality(sections: Sequence[Section]) -> Iterator[Statement]:
-    """That nothing differs, where everything could be compared and nothing does."""
-    depth = [card for one in sections[1:] for card in one.cards if card.id != "massive"]
-    if depth and all(card.remark == SAME for card in depth if card.charts):
-        yield Statement("No value at any common layer and step differs.", "good")
-
-
-def _statements(sides: Sequence[Side]) -> Iterator[Statement]:
-    differing = pairing.settings_that_differ([s.measured.run.metadata.config for s in sides])
-    if differing:
-        parts = [f"{key} ({' / '.join(values)})" for key, values in differing.items()]
-        yield Statement(f"The configurations differ in {words.listing(parts, 6)}.")
-    else:
-        yield Statement("The configurations are equal.")
-    yield from _about_each(sides)
-    yield from _divergence(sides)
-    open_runs = [side.letter for side in sides if not side.measured.run.metadata.closed]
-    if open_runs:
-        yield Statement(f"Not closed, rows may follow: {words.listing(open_runs)}.", "warn")
-    if len({side.blocks for side in sides}) > 1:
-        counts = words.listing([f"{side.letter} {side.blocks}" for side in sides])
-        yield Statement(
-            f"Depths: {counts}. Curves are drawn over relative depth; differences are of layers "
-            "with the same index."
-        )
-
-
-def _about_each(sides: Sequence[Side]) -> Iterator[Statement]:
-    """What is known of every run, set side by side."""
-    losses = [(s, ends) for s in sides if (ends := overview.loss_ends(s.measured)) is not None]
-    if losses:
-        parts = [
-            f"{number(last)} at step {words.integer(step)} ({side.letter})"
-            for side, (_, last, step) in losses
-        ]
-        yield Statement(f"Last loss: {words.listing(parts, 8)}.", "", "training-loss")
-    laws = [(s, law) for s in sides if (law := overview.variance_law(s.measured, -1))]
-    if laws:
-        parts = [f"{law} in {side.letter}" for side, law in laws]
-        stream = sides[0].measured.stream
-        what = stream.label if stream is not None else "layers"
-        yield Statement(
-            f"At the end the variance of the {what} {words.listing(parts, 8)}.",
-            "",
-            "activation-variance",
-        )
-    tops = [(s, top) for s in sides if (top := overview.largest(s.measured)) is not None]
-    if tops:
-        parts = [f"{number(top.value)} in {top.place} ({side.letter})" for side, top in tops]
-        yield Statement(f"Largest activation: {words.listing(parts, 8)}.", "", "massive")
-
-
-def _divergence(sides: Sequence[Side]) -> Iterator[Statement]:
-    """The first step and block at which a later run leaves the first."""
-    first, *others = sides
-    stream = first.measured.stream
-    if stream is None:
-        return
-    for other in others:
-        pair = f"{other.letter} and {first.letter}"
-        for one in pairing.differences((first, other), METRICS["activation/rms"], EVERY_ROW):
-            if one.series.curve.key != stream.key:
-                continue
-            ratio = 10.0**one.series.values
-            depths = one.series.curve.depths
-            place = first_divergence(one.steps, depths, np.ones_like(ratio), ratio)
-            if (ratio == 1).all():
-                text = f"{pair} are equal in the {stream.label} at every common step"
-            elif place is None:
-                text = f"{pair} stay within 10 % of each other in the {stream.label} (rms)"
-            else:
-                text = (
-                    f"{pair} differ by more than 10 % in the {stream.label} (rms) first at step "
-                    f"{words.integer(place.step)}, in {stream.noun} {place.depth}"
-                )
-            yield Statement(f"{text}.", "", "activation-rms")
-
-
 def _tables(sides: Sequence[Side]) -> Iterator[Table]:
     head = ("", *(side.name for side in sides))
-    facts = [dict(overview.facts(side.measured)) for side in sides]
-    names = dict.fromkeys(name for one in facts for name in one)
-    rows = tuple((name, *(one.get(name, "–") for one in facts)) for name in names)
+    known = [dict(facts.facts(side.measured)) for side in sides]
+    names = dict.fromkeys(name for one in known for name in one)
+    rows = tuple((name, *(one.get(name, "–") for one in known)) for name in names)
     differing = pairing.settings_that_differ([s.measured.run.metadata.config for s in sides])
     yield Table("Configuration, where it differs", head,
                 tuple((key, *values) for key, values in differing.items()),

@@ -26,15 +26,11 @@ def layout(x: Axis, y: Axis, **more: Any) -> dict[str, Any]:
     } | more  # fmt: skip
 
 
-def matrix_name(profile: Profile, series: Series, run: int = 0) -> str:
-    return f"{run}|{profile.metric.name}|{series.curve.label}"
-
-
-def matrices(profile: Profile, run: int = 0) -> list[Matrix]:
-    """The numbers of a profile, one matrix a curve."""
-    return [
-        Matrix(matrix_name(profile, one, run), profile.steps, one.values) for one in profile.series
-    ]
+def matrix_of(profile: Profile, series: Series, run: int = 0) -> Matrix:
+    """The numbers of one curve of a profile, for the page; ``run`` tells runs apart."""
+    # Labels may repeat in odd models; the first layer's name does not.
+    name = f"{run}|{profile.metric.name}|{series.curve.label}|{series.curve.names[0]}"
+    return Matrix(name, profile.steps, series.values)
 
 
 def curve_trace(curve: Curve, values: Any, colour: str, **more: Any) -> Trace:
@@ -62,20 +58,21 @@ def profile_chart(profile: Profile, identity: str) -> Chart:
     """A metric over depth at one step, the first step behind it, and the growth law."""
     traces: list[Trace] = []
     bindings: list[Binding] = []
-    every = all(one.curve.minor for one in profile.series)
-    plain = [one for one in profile.series if every or not one.curve.minor]
-    ghosts = len(profile.steps) > 1 and sum(one.curve.joined for one in plain) <= MOST_GHOSTS
-    for place, (one, matrix) in enumerate(zip(profile.series, matrices(profile), strict=True)):
+    plain = {one.curve.key for one in profile.plain}
+    ghosts = (
+        len(profile.steps) > 1 and sum(one.curve.joined for one in profile.plain) <= MOST_GHOSTS
+    )
+    for place, one in enumerate(profile.series):
         colour = theme.role_colour(one.curve.role, place)
-        shown = every or not one.curve.minor
+        shown = one.curve.key in plain
         if one.curve.joined and ghosts and shown:
             traces.append(_first_step(one, colour))
-        bindings.append(Binding(len(traces), "y", (matrix,), "row"))
+        bindings.append(Binding(len(traces), "y", (matrix_of(profile, one),), "row"))
         hidden = {} if shown else {"visible": "legendonly"}
         traces.append(curve_trace(one.curve, one.values[-1], colour, **hidden))
     notes = _add_law(profile, traces, bindings)
     title = words.quantity(profile.metric.short, profile.metric.unit)
-    y = value_axis(words.literal(title), profile.log, (s.values for s in plain))
+    y = value_axis(words.literal(title), profile.log, (s.values for s in profile.plain))
     spec = {"data": traces, "layout": layout(depth_axis([s.curve for s in profile.series]), y)}
     return Chart(
         id=identity, title="Over depth", spec=spec, bindings=tuple(bindings), notes=notes,
@@ -85,24 +82,21 @@ def profile_chart(profile: Profile, identity: str) -> Chart:
 
 def map_chart(profile: Profile, identity: str) -> Chart | None:
     """Depth by step, one curve of the profile at a time; None without curves over depth."""
-    shown = [
-        (one, matrix)
-        for one, matrix in zip(profile.series, matrices(profile), strict=True)
-        if one.curve.joined and len(one.curve.depths) > 1
-    ]
+    shown = [one for one in profile.series if one.curve.joined and len(one.curve.depths) > 1]
     if not shown or len(profile.steps) < 2:
         return None
     how: How = "log map" if profile.log else "map"
     traces: list[Trace] = []
     bindings: list[Binding] = []
-    for place, (one, matrix) in enumerate(shown):
+    for place, one in enumerate(shown):
+        matrix = matrix_of(profile, one)
         traces.append(_heatmap(one, profile, visible=place == 0))
         bindings += [
             Binding(place, "z", (matrix,), how),
             Binding(place, "customdata", (matrix,), "map"),
             Binding(place, "x", (matrix,), "steps"),
         ]
-    y = depth_axis([one.curve for one, _ in shown]) | {"showgrid": False}
+    y = depth_axis([one.curve for one in shown]) | {"showgrid": False}
     on_weights = profile.metric.axes[0] == "weight_step"
     x = step_axis(profile.steps if on_weights else ()) | {"showgrid": False}
     spec = {"data": traces, "layout": layout(x, y)}
@@ -161,7 +155,7 @@ def massive_chart(massive: Massive, identity: str) -> Chart:
     y = value_axis("magnitude (model units)", True, every)
     spec = {"data": traces, "layout": layout(depth_axis([massive.curve]), y, height=380)}
     return Chart(id=identity, title="Largest elements over depth", spec=spec,
-                 bindings=tuple(bindings), log_button=True, wide=True)  # fmt: skip
+                 bindings=tuple(bindings), log_button=True)  # fmt: skip
 
 
 def with_reference(chart: Chart, values: Sequence[tuple[float, str]], band: Sequence[float] = ()) \

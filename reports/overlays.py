@@ -10,7 +10,7 @@ from dynscope.reports import theme, words
 from dynscope.reports.axes import Axis, depth_axis, extent, log_ticks, reach, step_axis, value_axis
 from dynscope.reports.charts import Binding, Chart, Matrix
 from dynscope.reports.curves import Curve
-from dynscope.reports.figures import Trace, curve_trace, layout, matrices
+from dynscope.reports.figures import Trace, curve_trace, layout, matrix_of
 from dynscope.reports.measured import Floats
 from dynscope.reports.pairing import Difference, Side
 from dynscope.reports.summaries import Line, Profile, massive
@@ -25,15 +25,12 @@ def overlay_chart(
     profiles: Sequence[tuple[Side, Profile]], metric: Metric, identity: str, relative: bool
 ) -> Chart:
     """One metric of all runs over depth; one kind of layer at a time, a colour for each run."""
-    labels = list(dict.fromkeys(
-        one.curve.label for _, found in profiles for one in found.series if not one.curve.minor
-    ))  # fmt: skip
+    labels = list(dict.fromkeys(one.curve.label for _, found in profiles for one in found.plain))
     traces: list[Trace] = []
     bindings: list[Binding] = []
     for side, found in profiles:
-        for one, matrix in zip(found.series, matrices(found, side.place), strict=True):
-            if one.curve.minor:
-                continue
+        for one in found.plain:
+            matrix = matrix_of(found, one, side.place)
             bindings.append(Binding(len(traces), "y", (matrix,), "row"))
             shown = one.curve.label == labels[0]
             traces.append(_run_trace(side, one.curve, one.values[-1], relative, shown))
@@ -169,7 +166,7 @@ def _reaches(
 
 
 def _curves(profiles: Sequence[tuple[Side, Profile]]) -> list[Curve]:
-    return [one.curve for _, found in profiles for one in found.series if not one.curve.minor]
+    return [one.curve for _, found in profiles for one in found.plain]
 
 
 def _difference_map(one: Difference, name: str, visible: bool) -> Trace:

@@ -52,7 +52,7 @@ class Difference:
     """``second`` against ``first`` of one curve, at common layers and common recorded steps.
 
     ``values`` is (steps, depths): the base-10 logarithm of second over first where ``ratio``, else
-    second minus first. Equal values, also equal NaN, differ by exactly 0.
+    second minus first. ``equal`` is whether every value is the same, or missing in both.
     """
 
     first: Side
@@ -60,6 +60,7 @@ class Difference:
     steps: Steps
     series: Series
     ratio: bool
+    equal: bool
 
 
 def labels_of(runs: Sequence[Run]) -> tuple[str, ...]:
@@ -143,9 +144,9 @@ def _pair(first: Side, second: Side, metric: Metric, most: int) -> Iterator[Diff
             continue
         names = tuple(curve.names[place] for place in mine)
         common = replace(curve, columns=curve.columns[mine], depths=depths, names=names)
-        yield Difference(
-            first, second, steps[rows], Series(common, difference_of(a, b, ratio)), ratio
-        )
+        series = Series(common, difference_of(a, b, ratio))
+        same = np.array_equal(a, b, equal_nan=True)
+        yield Difference(first, second, steps[rows], series, ratio, same)
 
 
 def difference_of(first: Floats, second: Floats, ratio: bool) -> Floats:

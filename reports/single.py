@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from dynscope.catalogue import Metric
-from dynscope.reports import cards, overview, words
+from dynscope.reports import cards, facts, overview, words
 from dynscope.reports.charts import Card, Contents, Section, Table, Tile
 from dynscope.reports.measured import Measured
 from dynscope.reports.page import Report
@@ -44,8 +44,8 @@ def report(run: Run, progress: Callable[[str], None] = lambda _: None) -> Report
             kicker="Training dynamics",
             badges=_badges(measured),
             statements=overview.statements(measured),
-            tiles=overview.tiles(measured),
-            facts=overview.facts(measured),
+            tiles=facts.tiles(measured),
+            facts=facts.facts(measured),
             sections=tuple(sections),
             slider=np.union1d(measured.drawn.drawn, measured.drawn_weights.drawn),
             settings=metadata.config,

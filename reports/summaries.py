@@ -54,6 +54,11 @@ class Profile:
     laws: Laws | None = None
 
     @property
+    def plain(self) -> tuple[Series, ...]:
+        """The series that are seen at first: matrices, or vectors where there is nothing else."""
+        return tuple(one for one in self.series if not one.curve.minor) or self.series
+
+    @property
     def log(self) -> bool:
         return self.metric.short not in LINEAR and self.spans_zero is False
 

@@ -77,3 +77,14 @@ def test_one_run_or_too_few_labels_are_refused(sides: tuple[Side, Side]) -> None
         compare([run])
     with pytest.raises(InputError, match="1 labels for 2 runs"):
         compare([run, run], ["only"])
+
+
+def test_a_value_that_only_one_run_has_is_a_difference(tmp_path: Path) -> None:
+    one, two = (
+        Side(place, "x", Measured(Run(make_run(tmp_path / f"{place}.h5", blocks=2, steps=3))))
+        for place in (0, 1)
+    )
+    metric = METRICS["activation/rms"]
+    assert all(found.equal for found in differences((one, two), metric, 10))
+    two.measured.array(metric.name)[1, :] = np.nan
+    assert not any(found.equal for found in differences((one, two), metric, 10))

@@ -7,7 +7,7 @@ import pytest
 
 from dynscope.catalogue import METRICS
 from dynscope.depth import growth_law
-from dynscope.reports import overview
+from dynscope.reports import facts, overview
 from dynscope.reports.measured import Measured, block_ratio
 from dynscope.reports.summaries import massive, profile
 from dynscope.run import Run
@@ -64,7 +64,7 @@ def test_massive_activations_keep_channel_and_token(run: Run) -> None:
 
 
 def test_the_largest_activation_is_found_in_all_rows(run: Run) -> None:
-    top = overview.largest(Measured(run))
+    top = facts.largest(Measured(run))
     assert top is not None
     assert top.value == pytest.approx(float(run["activation/absmax"].max()))
 
