@@ -124,12 +124,14 @@ def export(
     from dynscope.run import load
 
     suffix = output.suffix if output else ""
-    chosen = to or next((one for one, end in exporting.SUFFIXES.items() if end == suffix), "csv")
+    chosen: str = to or next(
+        (one for one, end in exporting.SUFFIXES.items() if end == suffix), "csv"
+    )
     target = _target(output or run.with_suffix(exporting.SUFFIXES[chosen]), force, [run])
     found = load(run)
-    with Progress() as progress:
-        progress(chosen)
-        _write(target, lambda part: exporting.export(found, part, chosen, metric or ()))
+    with Progress("Writing") as progress:
+        write = exporting.export
+        _write(target, lambda part: write(found, part, chosen, metric or (), progress))
     print(f"Next, in Python: {exporting.reading(target, chosen)}")
 
 
@@ -148,13 +150,16 @@ def info(
 class Progress:
     """Says on a terminal what is being done, once it takes longer than a second."""
 
+    def __init__(self, verb: str = "Drawing") -> None:
+        self._verb = verb
+
     def __enter__(self) -> Callable[[str], None]:
         self._start, self._shown = monotonic(), False
         return self._tell
 
     def _tell(self, what: str) -> None:
         if sys.stderr.isatty() and monotonic() - self._start > 1:
-            print(f"\r\033[KDrawing: {what} …", end="", file=sys.stderr, flush=True)
+            print(f"\r\033[K{self._verb}: {what} …", end="", file=sys.stderr, flush=True)
             self._shown = True
 
     def __exit__(self, *_: object) -> None:

@@ -18,6 +18,7 @@ from dynscope.site import Parameter, Site
 
 if TYPE_CHECKING:
     import h5py
+    import pandas as pd
     import xarray as xr
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -76,16 +77,8 @@ class Run:
             self._weight_step, segment = self._axis(file, "weight_step", "clock/weight_segment")
             self.metrics: tuple[Metric, ...] = _metrics(file, json.loads(attributes["metrics"]))
             self._overflow = file["overflow"][: self._sizes["overflow"]].tobytes()
-        self.metadata = Metadata(
-            name=decode(attributes["name"].encode()),
-            created=attributes["created"],
-            format_version=int(attributes["format_version"]),
-            versions=json.loads(attributes["versions"]),
-            config=json.loads(attributes["config"]),
-            settings=json.loads(attributes["settings"]),
-            world_size=int(attributes["world_size"]),
-            closed=bool(attributes["closed"]),
-        )
+            self.metadata = _metadata(attributes)
+            self.optimizer_groups = int(attributes["optimizer_groups"])
         self.segments = 1 + max(
             (int(s.max()) for s in (self._segment, segment) if len(s)), default=-1
         )
@@ -221,6 +214,12 @@ class Run:
             {g: xr.Dataset(v) for g, v in groups.items()}, name=self.metadata.name
         )
 
+    def to_pandas(self, metrics: Sequence[str] = ()) -> "pd.DataFrame":
+        """Everything measured as one tidy table, a number a row; see `dynscope.table.to_pandas`."""
+        from dynscope.table import to_pandas
+
+        return to_pandas(self, metrics)
+
     def __repr__(self) -> str:
         return (
             f"Run({str(self.path)!r}: {len(self.steps)} steps, {len(self.sites)} sites, "
@@ -231,6 +230,19 @@ class Run:
 def load(path: str | os.PathLike[str]) -> Run:
     """Open a run file for reading; raises `InputError` when it is not one."""
     return Run(path)
+
+
+def _metadata(attributes: dict[str, Any]) -> Metadata:
+    return Metadata(
+        name=decode(attributes["name"].encode()),
+        created=attributes["created"],
+        format_version=int(attributes["format_version"]),
+        versions=json.loads(attributes["versions"]),
+        config=json.loads(attributes["config"]),
+        settings=json.loads(attributes["settings"]),
+        world_size=int(attributes["world_size"]),
+        closed=bool(attributes["closed"]),
+    )
 
 
 def _metrics(file: "h5py.File", names: Sequence[str]) -> tuple[Metric, ...]:
@@ -260,8 +272,13 @@ def _rows(columns: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _labels(axis: str, items: Sequence[Site] | Sequence[Parameter], name: str) -> dict[str, Any]:
     """Coordinates along sites or parameters: path or name, role, stack, depth."""
+    # xarray holds no lone surrogates, which a name may have.
     texts = {
-        key: np.array([getattr(i, key) for i in items], dtype=object) for key in (name, "role")
+        key: np.array(
+            [getattr(i, key).encode("utf-8", "backslashreplace").decode() for i in items],
+            dtype=object,
+        )
+        for key in (name, "role")
     }
     numbers = {
         k: np.array([getattr(i, k) for i in items], dtype=np.int64) for k in ("stack", "depth")

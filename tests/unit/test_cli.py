@@ -105,3 +105,30 @@ def test_version_is_that_of_the_package(
 ) -> None:
     assert command(monkeypatch, "--version") == 0
     assert capsys.readouterr().out.strip() == f"dynscope {dynscope.__version__}"
+
+
+@pytest.mark.parametrize("format", ["csv", "parquet", "json", "netcdf"])
+def test_export_names_its_file_after_the_run_and_says_how_to_read_it(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], format: str
+) -> None:
+    assert command(monkeypatch, "export", "run.h5", "--to", format) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    name = f"run.{'nc' if format == 'netcdf' else format}"
+    assert first.startswith(f"Wrote {name} (") and f"({name!r}" in second
+    assert command(monkeypatch, "export", "run.h5", "--to", format) == 1
+    assert "--force" in capsys.readouterr().err
+
+
+def test_export_takes_the_format_from_the_outputs_name(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert command(monkeypatch, "export", "run.h5", "-o", "rms.json", "-m", "activation/rms") == 0
+    assert list(json.loads(Path("rms.json").read_text())["values"]) == ["activation/rms"]
+
+
+def test_an_export_that_fails_leaves_nothing(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(monkeypatch, "export", "run.h5", "-m", "no/such") == 1
+    assert "no metric fits 'no/such'" in capsys.readouterr().err
+    assert [path.name for path in Path().iterdir()] == ["run.h5"]
