@@ -50,7 +50,8 @@ def main() -> None:
         make_run(run, blocks=chosen.blocks, steps=chosen.steps, every=5)
         made = min(report_seconds(run, page) for _ in range(chosen.rounds))
         usable = min(usable_seconds(page) for _ in range(chosen.rounds))
-        print(f"{chosen.blocks} blocks, {chosen.steps} recorded steps, {run.stat().st_size / 1e6:.1f} MB of run")
+        size = run.stat().st_size / 1e6
+        print(f"{chosen.blocks} blocks, {chosen.steps} recorded steps, run file of {size:.1f} MB")
         print(f"report  {made:5.2f} s   (aim 5)")
         print(f"page    {page.stat().st_size / 1e6:5.2f} MB  (aim 12)")
         print(f"usable  {usable:5.2f} s   (aim 2)")
