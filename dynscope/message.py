@@ -44,8 +44,8 @@ class Message:
         except OSError:
             raise
         except Exception as error:
-            step = self.arguments.get("step", 0)
-            writer.event(step, time.time(), "error", f"{self.call} was not recorded: {error!r}")
+            reason = f"{self.call} was not recorded: {error!r}"
+            writer.event(writer.last_step, time.time(), "error", reason)
 
     def _typed(self) -> dict[str, Any]:
         arguments = dict(self.arguments)

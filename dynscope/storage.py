@@ -7,6 +7,7 @@ writers are kept apart by `dynscope.lock` instead, which works everywhere.
 """
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dynscope.errors import InputError
+from dynscope.salvage import ShortFile, is_live, stated_length
 from dynscope.schema import (
     COLUMNS,
     COORDINATES,
@@ -66,40 +68,73 @@ def arrays_of(header: Header) -> list[Array]:
 METRIC_ATTRIBUTES = ("unit", "definition", "reading", "source", "bundle")
 
 
-def open_run(path: str | os.PathLike[str]) -> "h5py.File":
-    """Open a run file for reading, be it closed, live or left behind by a killed writer."""
-    import h5py
-
-    _check_bytes(Path(path))
-    try:
-        file = h5py.File(path, "r", locking=False)
-    except OSError as error:
-        try:  # still marked as open for writing: live, or its writer was killed
-            file = h5py.File(path, "r", swmr=True, libver="latest", locking=False)
-        except OSError:
-            raise InputError(f"{path}: damaged or truncated, HDF5 says: {error}") from error
-    try:
-        _check_format(path, file)
-    except InputError:
-        file.close()
-        raise
-    return file
-
-
 @contextmanager
 def reading(path: str | os.PathLike[str]) -> "Iterator[h5py.File]":
-    """`open_run` for a while; what turns out to be damaged inside is an `InputError` too."""
-    file = open_run(path)
+    """A run file for reading, be it closed, live or left behind by a killed writer.
+
+    Raises `InputError` when it is not a run, or where it turns out to be damaged inside.
+    """
+    file = _open(Path(path))
     try:
         yield file
+        check_whole(file)
     except (OSError, KeyError, RuntimeError, ValueError) as error:
+        check_whole(file)
         raise InputError(f"{path}: damaged run file, HDF5 says: {error}") from error
     finally:
         file.close()
 
 
-def _check_bytes(path: Path) -> None:
-    """Name what the file is when it is not HDF5 at all."""
+def check_whole(file: "h5py.File") -> None:
+    """Raise `InputError` if something was read from beyond the end of a shortened file."""
+    short: ShortFile | None = getattr(file, "short", None)
+    if short is not None and short.missed:
+        raise InputError(f"{short.path}: truncated, its last part is missing")
+
+
+def _open(path: Path) -> "h5py.File":
+    head = _first_bytes(path)
+    live = is_live(head)
+    try:
+        if live and not _is_whole(path):
+            file = _open_short(path)
+        else:
+            file = _open_whole(path, live)
+        _check_format(path, file)
+    except (OSError, RuntimeError) as error:
+        raise InputError(f"{path}: damaged or truncated, HDF5 says: {error}") from error
+    return file
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a live file is as long as it says; a writer that just flushes it is waited for."""
+    for _ in range(20):
+        if path.stat().st_size >= stated_length(_first_bytes(path)):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def _open_short(path: Path) -> "h5py.File":
+    import h5py
+
+    short = ShortFile(path)
+    file = h5py.File(short, "r")
+    file.short = short
+    return file
+
+
+def _open_whole(path: Path, live: bool) -> "h5py.File":
+    import h5py
+
+    try:
+        return h5py.File(path, "r", swmr=live, locking=False)
+    except OSError:  # HDF5 wants the same setting as whoever has it open in this process
+        return h5py.File(path, "r", swmr=live)
+
+
+def _first_bytes(path: Path) -> bytes:
+    """HDF5's superblock; names what the file is when it is not HDF5 at all."""
     try:
         with path.open("rb") as stream:
             head = stream.read(512)
@@ -109,8 +144,8 @@ def _check_bytes(path: Path) -> None:
         raise InputError(f"{path}: is a directory, not a run file") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    if head.startswith(b"\x89HDF\r\n\x1a\n"):
-        return
+    if head.startswith(b"\x89HDF\r\n\x1a\n") and len(head) >= 48:
+        return head
     if not head:
         raise InputError(f"{path}: empty file, not a dynscope run")
     if head.startswith(b"version https://git-lfs"):
@@ -120,8 +155,10 @@ def _check_bytes(path: Path) -> None:
     raise InputError(f"{path}: not an HDF5 file, so not a dynscope run")
 
 
-def _check_format(path: str | os.PathLike[str], file: "h5py.File") -> None:
-    if file.attrs.get("format") != FORMAT:
+def _check_format(path: Path, file: "h5py.File") -> None:
+    name = file.attrs.get("format")
+    check_whole(file)
+    if name != FORMAT:
         raise InputError(f"{path}: an HDF5 file, but not a dynscope run (no format attribute)")
     version = int(file.attrs.get("format_version", 0))
     if version > FORMAT_VERSION:
@@ -135,9 +172,7 @@ def _check_format(path: str | os.PathLike[str], file: "h5py.File") -> None:
 
 def committed_sizes(file: "h5py.File") -> dict[str, int]:
     """Length of every growing axis that counts; rows beyond it are not data."""
-    committed = file["committed"]
-    committed.id.refresh()
-    return dict(zip(GROWING, map(int, committed[:]), strict=True))
+    return dict(zip(GROWING, map(int, file["committed"][:]), strict=True))
 
 
 def create(
@@ -231,6 +266,7 @@ def copy(
     for path in (*COORDINATES - {"top", "group"}, *(array.path for array in arrays_of(header))):
         if path in source:
             _copy_dataset(source[path], target[path], tick)
+    check_whole(source)
 
 
 def _copy_dataset(source: "h5py.Dataset", target: "h5py.Dataset", tick: Callable[[], None]) -> None:

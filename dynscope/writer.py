@@ -20,6 +20,7 @@ from dynscope import storage
 from dynscope.catalogue import Metric
 from dynscope.errors import InputError
 from dynscope.lock import Lock
+from dynscope.run import Run
 from dynscope.schema import (
     COLUMNS,
     GROWING,
@@ -310,10 +311,14 @@ class RunWriter:
     # The file itself
 
     def _begin(self, resume: bool) -> None:
-        source = None
         if resume and self.path.exists() and self.path.stat().st_size:
-            source = storage.open_run(self.path)
-            self._continue(source)
+            with storage.reading(self.path) as source:
+                self._continue(Run(self.path), storage.committed_sizes(source))
+                self._create(source)
+        else:
+            self._create(None)
+
+    def _create(self, source: "h5py.File | None") -> None:
         self._by_name = {metric.name: metric for metric in self._header.metrics}
         self._arrays = storage.arrays_of(self._header)
         try:
@@ -321,12 +326,9 @@ class RunWriter:
         except OSError as error:
             raise InputError(f"{self.path}: cannot be written ({error})") from error
 
-    def _continue(self, source: "h5py.File") -> None:
-        """Take over what an earlier run of this file knew."""
-        from dynscope.run import Run
-
-        old = Run(self.path)
-        self._sizes = storage.committed_sizes(source)
+    def _continue(self, old: Run, sizes: dict[str, int]) -> None:
+        """Take over what the run that is resumed knew."""
+        self._sizes = sizes
         self._created = old.metadata.created
         known = {metric.name: metric.axes for metric in self._header.metrics}
         for metric in old.metrics:
@@ -335,7 +337,7 @@ class RunWriter:
                     f"{self.path}: {metric.name} has axes {metric.axes} in this run and "
                     f"{known[metric.name]} now; record to another path"
                 )
-        groups = max(self._header.optimizer_groups, int(source.attrs["optimizer_groups"]))
+        groups = max(self._header.optimizer_groups, old.optimizer_groups)
         metrics = (*self._header.metrics, *(m for m in old.metrics if m.name not in known))
         self._header = replace(self._header, metrics=metrics, optimizer_groups=groups)
         self._places["site"] = {site.path: i for i, site in enumerate(old.sites)}
@@ -418,7 +420,8 @@ def _check_path(path: Path, overwrite: bool, resume: bool) -> None:
         )
     if path.stat().st_size:
         try:
-            storage.open_run(path).close()
+            with storage.reading(path):
+                pass
         except InputError as error:
             raise InputError(
                 f"not overwritten, {error}; delete it yourself if you mean it"

@@ -36,7 +36,7 @@ def make_run(
     The variance of the residual stream grows with depth as ``(1 + depth)^(2 growth)``, gradients
     fall with depth, one massive activation begins in the third block, the loss falls. Steps are
     ``1, 1 + every, ...``; weights are measured at the first, the last and the powers of two among
-    the records. With ``close=False`` the writer is left as a kill would leave it.
+    the records. With ``close=False`` the file is left as a kill of its writer would leave it.
     """
     random = np.random.default_rng(seed)
     header = Header(
@@ -65,10 +65,11 @@ def make_run(
         writer.scalars(step, time, {"loss": loss, "gradient_norm": 1.5 - progress})
     writer.event(1, 1.7e9, "start", "recording began")
     writer.coverage(1, "site", "head", "activation/angular_distance", "input and output differ")
-    if close:
-        writer.close()
-    else:
-        writer.flush()
+    writer.flush()
+    as_killed = Path(path).read_bytes()
+    writer.close()
+    if not close:
+        Path(path).write_bytes(as_killed)
     return Path(path)
 
 

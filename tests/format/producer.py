@@ -18,7 +18,13 @@ from dynscope.schema import Header
 from dynscope.site import Parameter, Site
 
 SITES = 13
-METRIC_NAMES = ("activation/variance", "activation/count", "massive/value", "gradient/norm", "weight/norm")
+METRIC_NAMES = (
+    "activation/variance",
+    "activation/count",
+    "massive/value",
+    "gradient/norm",
+    "weight/norm",
+)
 
 
 def header() -> Header:
