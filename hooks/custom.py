@@ -1,6 +1,6 @@
 """A metric of the user's own: a function of a tensor, a name, and how its values merge."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -61,3 +61,24 @@ class SiteMetric:
         merged = torch.maximum(cell[0], value) if self.merge == "max" else cell[0] + value
         cell[0] = torch.where(first, value, merged)
         cell[1] += 1
+
+
+class OwnMetrics:
+    """The user's metrics; where one raises it goes quiet at that place, and only there."""
+
+    def __init__(
+        self, metrics: Sequence[SiteMetric], on_failure: Callable[[str, str, str], None]
+    ) -> None:
+        self._metrics, self._on_failure = tuple(metrics), on_failure
+        self._quiet: set[tuple[str, int]] = set()
+
+    def add(self, group: str, tally: Tally, row: int, path: str, x: Tensor) -> None:
+        """Merge the values that the metrics of ``group`` have for ``x`` into ``row``."""
+        for metric in self._metrics:
+            if metric.group != group or (metric.name, row) in self._quiet:
+                continue
+            try:
+                metric.add(tally, row, x)
+            except Exception as error:
+                self._quiet.add((metric.name, row))
+                self._on_failure(path, f"{type(error).__name__}: {error}", metric.name)

@@ -10,17 +10,19 @@ through tensor hooks.
 """
 
 import itertools
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensor
 from torch.nn.utils.rnn import PackedSequence
 
-from dynscope.hooks.custom import SiteMetric
+from dynscope.hooks.custom import OwnMetrics
 from dynscope.hooks.measure import Measure, Observed
 from dynscope.hooks.tally import Tally
 
@@ -60,7 +62,8 @@ class Row:
     layout: str = "btc"
     kind: Kind = "site"
     paired: bool = False  # the angle to the module's own input is measured
-    dtype: str = ""
+    dtypes: list[torch.dtype] = field(default_factory=list)  # of its outputs, as they first came
+    speechless: bool = False  # called, with no floating tensor in its output
     expects_gradient: bool = False
     quiet: bool = False
 
@@ -72,6 +75,13 @@ class Switch:
         self.armed = False
 
 
+class Pass(threading.local):
+    """The forward that this thread is in: its outermost module, and the grad mode there."""
+
+    module: nn.Module | None = None
+    training: bool | None = None
+
+
 class Observer:
     """Owns the rows and what one recorded step adds to them."""
 
@@ -80,7 +90,7 @@ class Observer:
         rows: list[Row],
         tally: Tally,
         measure: Measure,
-        custom: tuple[SiteMetric, ...],
+        own: OwnMetrics,
         on_failure: Callable[[str, str], None],
         *,
         backward: bool = True,
@@ -90,11 +100,12 @@ class Observer:
         self.backward = backward
         self.order: list[int] = []  # rows in the order of their first call
         self.cost = 0.0  # seconds spent since the last drain
-        self.inside: bool | None = None  # grad mode in which the root's forward was entered
+        self.current = Pass()
+        self.retyped: list[int] = []  # rows whose output came in another dtype than before
         self.started = False  # a forward has begun since the last optimizer step
-        self._custom = custom
+        self._own = own
         self._on_failure = on_failure
-        self._last: tuple[weakref.ref[Tensor], int, int, Observed] | None = None
+        self._last: tuple[weakref.ref[Tensor], int, int, str, Observed] | None = None
         self.number = next(_numbers)
         _observers[self.number] = self
 
@@ -108,7 +119,8 @@ class Observer:
         ``module.training`` does not tell. What tells is the grad mode in which the model was
         entered: the first pass of reentrant checkpointing runs with it off inside such a forward.
         """
-        return torch.is_grad_enabled() if self.inside is None else self.inside
+        training = self.current.training
+        return torch.is_grad_enabled() if training is None else training
 
     def observe(
         self,
@@ -125,12 +137,18 @@ class Observer:
             # A forward inside a backward is a recomputation: it was counted the first time.
             first = mode == BACKWARD or torch._C._current_graph_task_id() == -1
             if first and not place.quiet and self.switch.armed and _observable(x):
-                with torch.no_grad():
+                with torch.no_grad(), _one_at_a_time:
                     self._reduce(row, mode, _local(x), reference, seen)
         except Exception as error:
+            self.fail(row, error)
+        self.cost += time.perf_counter() - started
+
+    def fail(self, row: int, error: Exception) -> None:
+        """The row goes quiet and the run goes on."""
+        place = self.rows[row]
+        if not place.quiet:
             place.quiet = True
             self._on_failure(place.path, f"{type(error).__name__}: {error}")
-        self.cost += time.perf_counter() - started
 
     def _reduce(
         self, row: int, mode: int, x: Tensor, reference: Tensor | None, seen: Tensor | None
@@ -142,29 +160,29 @@ class Observer:
         if place.kind == "size":
             self.measure.size(x).add_to(self.tally, row)
             return
-        observed = self._again(seen, mode) if reference is None else None
+        observed = self._again(seen, mode, place.layout) if reference is None else None
         if observed is None:
             if mode == BACKWARD:
                 observed = self.measure.gradient(x)
             else:
                 observed = self.measure.output(x, _comparable(x, reference), place.layout)
             if seen is not None:
-                self._last = weakref.ref(seen), seen._version, mode, observed
+                self._last = weakref.ref(seen), _version(seen), mode, place.layout, observed
         observed.add_to(self.tally, row)
-        if mode == FORWARD and not place.dtype:
-            place.dtype = str(x.dtype).removeprefix("torch.")
-            self.order.append(row)
+        if mode == FORWARD:
+            self.started = True
+            if x.dtype not in place.dtypes:
+                (self.retyped if place.dtypes else self.order).append(row)
+                place.dtypes.append(x.dtype)
         group = "activation_gradient" if mode == BACKWARD else "activation"
-        for metric in self._custom:
-            if metric.group == group:
-                metric.add(self.tally, row, x)
+        self._own.add(group, self.tally, row, place.path, x)
 
-    def _again(self, seen: Tensor | None, mode: int) -> Observed | None:
+    def _again(self, seen: Tensor | None, mode: int, layout: str) -> Observed | None:
         """What was measured a moment ago, if it was this very tensor (an FFN and its last layer)."""
         if seen is None or self._last is None:
             return None
-        last, version, last_mode, observed = self._last
-        if last() is seen and version == seen._version and mode == last_mode:
+        last, *state, observed = self._last
+        if last() is seen and state == [_version(seen), mode, layout]:
             values = {k: v for k, v in observed.values.items() if k not in _PAIRED}
             return Observed(values, observed.histogram, observed.top)
         return None
@@ -173,8 +191,12 @@ class Observer:
         """Start a step with nothing observed."""
         self._last = None
         self.cost = 0.0
+        self.current.module = self.current.training = None
 
 
+# The fused reduction keeps its sums in one place, and threads may train side by side. A metric of
+# the user's own may call the model, hence the R.
+_one_at_a_time = threading.RLock()
 _PAIRED = frozenset({"tokens", "angle", "cosine", "input_squares", "input_count"})
 
 
@@ -184,13 +206,21 @@ def _observable(x: Tensor) -> bool:
         or x.is_quantized
         or x.is_meta
         or x.is_sparse
+        or isinstance(x, FakeTensor)
         or (x.is_cuda and torch.cuda.is_current_stream_capturing())
     )
 
 
 def _local(x: Tensor) -> Tensor:
-    """The part of a distributed tensor that this rank holds."""
+    """The part of a distributed tensor that this rank holds; of a nested one what is no padding."""
+    if x.is_nested:
+        return x.values()
     return x.to_local() if hasattr(x, "to_local") else x
+
+
+def _version(x: Tensor) -> int:
+    """Changes when ``x`` is written to; tensors made in inference mode do not keep count."""
+    return -1 if x.is_inference() else x._version
 
 
 def _comparable(x: Tensor, reference: Tensor | None) -> Tensor | None:
@@ -212,7 +242,7 @@ def _floating(value: Any, depth: int = 0) -> Iterator[Tensor]:
         elif isinstance(value, (tuple, list)):
             children = list(value)
         elif is_dataclass(value) and not isinstance(value, type):
-            children = [getattr(value, field.name) for field in fields(value)]
+            children = [getattr(value, each.name, None) for each in fields(value)]
         else:
             return
         for child in children:
@@ -238,11 +268,11 @@ class _Hook:
     """A hook that becomes inert when its module is copied or pickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return operator_return, (_inert,)
+        return returned, (_inert,)
 
 
-def operator_return(value: Any) -> Any:
-    """Return ``value``: what unpickles our hooks into inert ones."""
+def returned(value: Any) -> Any:
+    """Return ``value``: what unpickling makes of our hooks and recorders."""
     return value
 
 
@@ -255,23 +285,30 @@ class SiteHook(_Hook):
         self.paired = place.paired
         self.backward = observer.backward and place.kind == "site"
         self._observer, self._row = observer, row
-        self.version = -1  # of the input when the module was entered
+        self.versions: dict[int, int] = {}  # of each input when the module was entered, by id
 
     def __call__(self, module: nn.Module, args: Any, *rest: Any) -> None:
         if not self.switch.armed:
             return
+        if torch.compiler.is_compiling():
+            self._trace(args, *rest)
+        elif self._observer.training_pass():
+            try:
+                self._eager(args, *rest)
+            except Exception as error:
+                self._observer.fail(self._row, error)
+
+    def _eager(self, args: Any, *rest: Any) -> None:
+        observer, row = self._observer, self._row
         output = primary(rest[-1])
         if output is None:
+            observer.rows[row].speechless = True
+        if output is None or not _observable(output):
             return
-        reference = primary((args, rest[0])) if self.paired else None
-        if torch.compiler.is_compiling():
-            self._trace(output, reference)
-        elif self._observer.training_pass():
-            self._eager(output, reference)
-
-    def _eager(self, output: Tensor, reference: Tensor | None) -> None:
-        observer, row = self._observer, self._row
-        if reference is not None and self.version not in (-1, reference._version):
+        reference = self._reference(args, *rest)
+        if reference is not None and self.versions.get(id(reference), -1) not in (
+            -1, _version(reference),
+        ):  # fmt: skip
             reference = None  # overwritten in place since the module was entered
         observer.observe(
             row, FORWARD, output.detach(),
@@ -282,15 +319,24 @@ class SiteHook(_Hook):
             observer.rows[row].expects_gradient = True
             output.register_hook(GradientHook(observer, row))
 
-    def _trace(self, output: Tensor, reference: Tensor | None) -> None:
-        if not torch.is_grad_enabled():
+    def _trace(self, args: Any, *rest: Any) -> None:
+        output = primary(rest[-1])
+        if output is None or not torch.is_grad_enabled() or torch.compiler.is_exporting():
             return
+        reference = self._reference(args, *rest)
         observe, where = torch.ops.dynscope.observe, self.where
         observe(
             output.detach(), reference.detach() if reference is not None else None, where, FORWARD
         )
         if self.backward and output.requires_grad:
             output.register_hook(lambda g: observe(g.detach(), None, where, BACKWARD))
+
+    def _reference(self, args: Any, *rest: Any) -> Tensor | None:
+        """What the output is compared with: the first input of its shape (masks may come first)."""
+        output = primary(rest[-1]) if self.paired else None
+        if output is None:
+            return None
+        return next((x for x in _floating((args, rest[0])) if x.shape == output.shape), None)
 
 
 class GradientHook:
@@ -314,18 +360,21 @@ class InputHook(_Hook):
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not self.switch.armed:
             return
-        x = primary((args, kwargs))
-        if x is None:
-            return
         if torch.compiler.is_compiling():
-            if torch.is_grad_enabled():
+            x = primary((args, kwargs))
+            if x is not None and torch.is_grad_enabled() and not torch.compiler.is_exporting():
                 torch.ops.dynscope.observe(x.detach(), None, self.where, INPUT)
         elif self._observer.training_pass():
-            self._observer.observe(self._row, INPUT, x.detach())
+            try:
+                x = primary((args, kwargs))
+                if x is not None:
+                    self._observer.observe(self._row, INPUT, x.detach())
+            except Exception as error:
+                self._observer.fail(self._row, error)
 
 
 class VersionHook(_Hook):
-    """Forward pre-hook of a block: notes the version of its input, to see it overwritten."""
+    """Forward pre-hook of a block: notes the versions of its inputs, to see them overwritten."""
 
     def __init__(self, hook: SiteHook) -> None:
         self.switch, self._hook = hook.switch, hook
@@ -333,23 +382,38 @@ class VersionHook(_Hook):
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not self.switch.armed or torch.compiler.is_compiling():
             return
-        x = primary((args, kwargs))
-        self._hook.version = x._version if x is not None and not x.is_inference() else -1
+        try:
+            self._hook.versions = {id(x): _version(x) for x in _floating((args, kwargs))}
+        except Exception:
+            self._hook.versions = {}  # the hook itself will meet the same inputs and tell
 
 
 class RootHook(_Hook):
-    """Pre-hook and hook of the whole model: tells training passes from the others."""
+    """Pre-hook and hook of a module that may be called from outside: the model or a part of it.
 
-    def __init__(self, observer: Observer, entering: bool, on_enter: Callable[[], None]) -> None:
-        self._observer, self._entering, self._on_enter = observer, entering, on_enter
+    The outermost of them tells training passes from the others. ``is_model``: nothing is around it.
+    """
 
-    def __call__(self, *_: Any) -> None:
+    def __init__(
+        self,
+        observer: Observer,
+        on_enter: Callable[[bool], None],
+        *,
+        entering: bool,
+        is_model: bool,
+    ) -> None:
+        self._current, self._on_enter = observer.current, on_enter
+        self._entering, self._is_model = entering, is_model
+
+    def __call__(self, module: nn.Module, *_: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        if self._entering and torch._C._current_graph_task_id() == -1:
-            training = torch.is_grad_enabled()
-            self._observer.inside = training
-            if training:
-                self._on_enter()
-        elif not self._entering:
-            self._observer.inside = None
+        current = self._current
+        if not self._entering:
+            if current.module is module:
+                current.module = current.training = None
+        elif (current.module is None or self._is_model) and (
+            torch._C._current_graph_task_id() == -1
+        ):
+            current.module, current.training = module, torch.is_grad_enabled()
+            self._on_enter(current.training)

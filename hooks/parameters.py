@@ -3,12 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from dynscope.hooks.anatomy import Anatomy
-from dynscope.hooks.custom import SiteMetric
+from dynscope.hooks.custom import OwnMetrics
 from dynscope.hooks.measure import Measure
 from dynscope.hooks.reduce import sparse_stride
 from dynscope.hooks.tally import Tally
@@ -32,20 +33,31 @@ class ParameterWatch:
         self,
         anatomy: Anatomy,
         measure: Measure,
-        custom: Sequence[SiteMetric],
+        own: OwnMetrics,
         on_failure: Callable[[str, str], None],
         *,
         light: bool,
         full: bool,
     ) -> None:
         self._measure, self._on_failure = measure, on_failure
-        self._custom = [metric for metric in custom if metric.group == "gradient"]
+        self._own = own
         self._light, self._full = light, full
         self.names = [parameter.name for parameter in anatomy.parameters]
         self._owners = [_owner(anatomy, name) for name in self.names]
         self._tensors = [anatomy.tensors[name] for name in self.names]
         self._quiet: set[int] = set()
         self._before: dict[int, Tensor] = {}
+
+    def relink(self, anatomy: Anatomy) -> None:
+        """Look the parameters up in the modules that are at their paths now."""
+        for i, (owner, attribute) in enumerate(self._owners):
+            if owner is not None:
+                path = self.names[i].rpartition(".")[0]
+                self._owners[i] = anatomy.modules.get(path, _REMOVED), attribute
+
+    def numel(self) -> np.ndarray:
+        """Elements of each parameter, 0 where it has none yet."""
+        return np.array([0 if p is None or is_lazy(p) else p.numel() for p in self.current()])
 
     def current(self) -> list[Tensor | None]:
         """The parameters as they are now; None where one was removed."""
@@ -64,8 +76,8 @@ class ParameterWatch:
                 return
             seen = self._squares(gradient, scale)
             _write(tally, i, ("squares", "nonfinite", "absmax", "count"), (*seen, gradient.numel()))
-            for metric in self._custom:
-                metric.add(tally, i, gradient)
+            true = gradient if scale is None else gradient / scale
+            self._own.add("gradient", tally, i, self.names[i], true)
 
         self._each(read)
 
@@ -82,11 +94,22 @@ class ParameterWatch:
         self._each(read)
 
     @torch.no_grad()
-    def before_step(self) -> None:
-        """Keep a sample of the weights, or in the full bundle all of them."""
+    def before_step(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Keep a sample of the weights, or in the full bundle all of them.
+
+        Of those that ``optimizer`` holds: what another one changes is not this one's update.
+        """
         self._before.clear()
-        if not self._light:
-            self._each(lambda i, p: self._before.__setitem__(i, self._sample(p).clone()))
+        if self._light:
+            return
+        groups = optimizer.param_groups if optimizer is not None else ()
+        held = {id(parameter) for group in groups for parameter in group["params"]}
+
+        def keep(i: int, parameter: Tensor) -> None:
+            if optimizer is None or id(parameter) in held:
+                self._before[i] = self._sample(parameter).clone()
+
+        self._each(keep)
 
     @torch.no_grad()
     def after_step(self, tally: Tally) -> None:
@@ -144,8 +167,13 @@ def _owner(anatomy: Anatomy, name: str) -> tuple[nn.Module | None, str]:
     """The module that holds the parameter and its name there; None inside wrappers."""
     prefix, _, attribute = name.rpartition(".")
     module = anatomy.modules.get(prefix)
-    held = module is not None and module._parameters.get(attribute) is anatomy.tensors[name]
+    if module is None or isinstance(module, torch.jit.ScriptModule):
+        return None, attribute
+    held = module._parameters.get(attribute) is anatomy.tensors[name]
     return (module if held else None), attribute
+
+
+_REMOVED = nn.Module()  # holds no parameter
 
 
 def _local(x: Tensor) -> Tensor:

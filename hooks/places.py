@@ -74,7 +74,9 @@ class Places:
         """Register every hook; a module that takes none (TorchScript) is told to ``on_failure``."""
         handles: list[RemovableHandle] = []
         for i, row in enumerate(self.rows):
-            module = anatomy.modules[row.path]
+            module = anatomy.modules.get(row.path)
+            if module is None:
+                continue  # removed since
             try:
                 handles.extend(_register(module, observer, i, row, i in self.inputs))
             except Exception as error:
@@ -98,15 +100,24 @@ def _register(
 
 
 def hook_root(
-    model: nn.Module, observer: Observer, on_enter: Callable[[], None]
+    model: nn.Module, root: nn.Module, observer: Observer, on_enter: Callable[[bool], None]
 ) -> list[RemovableHandle]:
-    """Watch the whole model being entered and left."""
-    if isinstance(model, torch.jit.ScriptModule):
-        return []
-    return [
-        model.register_forward_pre_hook(RootHook(observer, True, on_enter)),
-        model.register_forward_hook(RootHook(observer, False, on_enter)),
-    ]
+    """Watch the model being entered and left, with ``root`` what its wrappers hold.
+
+    Also the parts of it that are called by themselves: ``model.encode(x)`` and Lightning's
+    ``training_step`` call children of a module that is not called.
+    """
+    handles: list[RemovableHandle] = []
+    for module in dict.fromkeys((model, *model.children(), root, *root.children())):
+        if isinstance(module, torch.jit.ScriptModule):
+            continue
+        enter, leave = (
+            RootHook(observer, on_enter, entering=entering, is_model=module is model)
+            for entering in (True, False)
+        )
+        handles.append(module.register_forward_pre_hook(enter))
+        handles.append(module.register_forward_hook(leave, always_call=True))
+    return handles
 
 
 class _Layout:

@@ -1,9 +1,12 @@
 """The recorder: what `attach` returns. It owns the hooks, the tally, the schedule and the feed."""
 
+import atexit
 import contextlib
 import logging
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -17,15 +20,16 @@ from torch.utils.hooks import RemovableHandle
 from dynscope.feed import Feed
 from dynscope.hooks import parts, weights
 from dynscope.hooks.anatomy import Anatomy
-from dynscope.hooks.custom import SiteMetric
+from dynscope.hooks.custom import OwnMetrics, SiteMetric
 from dynscope.hooks.fused import Compilation
+from dynscope.hooks.links import Links
 from dynscope.hooks.measure import Measure
-from dynscope.hooks.observation import Observer
+from dynscope.hooks.observation import Observer, returned
 from dynscope.hooks.parameters import ParameterWatch, read_optimizer
 from dynscope.hooks.places import Places, hook_root
 from dynscope.hooks.schedule import Schedule
 from dynscope.hooks.tally import Drained, Tally
-from dynscope.tally import SUMS
+from dynscope.tally import PARAMETER, SUMS
 
 log = logging.getLogger("dynscope")
 
@@ -69,13 +73,15 @@ class Recorder:
         self._optimizer, self._scaler = optimizer, scaler
         self._compilation = Compilation()
         measure = Measure(self._compilation, light=plan.light, full=plan.full)
-        self._watch = ParameterWatch(
-            anatomy, measure, plan.custom, self._failed, light=plan.light, full=plan.full
-        )
         self._told: set[tuple[str, str]] = set()
+        own = OwnMetrics(plan.custom, self._failed)
+        self._watch = ParameterWatch(
+            anatomy, measure, own, self._failed, light=plan.light, full=plan.full
+        )
+        self._links = Links(anatomy.modules)
         self._columns: list[int] = []  # rows of the tally in the order of the file's sites
         self._observer = Observer(
-            places.rows, self._new_tally(), measure, plan.custom, self._failed,
+            places.rows, self._new_tally(), measure, own, self._failed,
             backward=not plan.light,
         )  # fmt: skip
         self._drains = ThreadPoolExecutor(1, "dynscope-drain")
@@ -87,15 +93,18 @@ class Recorder:
         self._skipping = False
         self._scale: Tensor | None = None
         self._weighed = -1
-        self._handles = self._hook(model)
         self.closed = False
+        self._model = model
+        self._handles = self._hook(model)
         self._describe_parameters()
-        self._weigh(start_step)
+        with self._guarded("the weights"):
+            self._weigh(start_step)
         self._arm()
+        _recorders.add(self)
 
     # What the user calls
 
-    def log(self, *, step: int | None = None, **values: float | Tensor) -> None:
+    def log(self, /, *, step: int | None = None, **values: float | Tensor) -> None:
         """Record scalars, as in ``scope.log(loss=loss)``; tensors are not waited for.
 
         They belong to the step in progress, or to the one just done when no forward has begun
@@ -110,10 +119,10 @@ class Recorder:
             at = self._current_step() if step is None else int(step)
             now, ready = time.time(), _to_host(values)
             if ready is None:
-                numbers = {name: _number(value) for name, value in values.items()}
-                self._feed.scalars(at, now, numbers)
+                self._feed.scalars(at, now, self._numbers(values))
             else:
-                self._drains.submit(lambda: self._feed.scalars(at, now, ready()))
+                rest = self._numbers({n: v for n, v in values.items() if not _waited_for(v)})
+                self._submit(lambda: self._feed.scalars(at, now, rest | ready()))
 
     def step(self, *, tokens: int | None = None, step: int | None = None) -> None:
         """End of a training step where there is no optimizer to tell; ``tokens`` seen in it.
@@ -164,46 +173,53 @@ class Recorder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        return None  # a copy of a model does not record
+    def __reduce__(self) -> tuple[Any, ...]:
+        return returned, (None,)  # a copy of a model that holds its recorder does not record
 
     # Steps
 
     def _hook(self, model: nn.Module) -> list[RemovableHandle]:
         handles = self._places.hook(self.anatomy, self._observer, self._failed)
-        handles += hook_root(model, self._observer, self._entered)
+        root = self.anatomy.modules.get("", model)
+        handles += hook_root(model, root, self._observer, self._entered)
         if self._optimizer is not None:
             handles.append(self._optimizer.register_step_pre_hook(self._before_step))
             handles.append(self._optimizer.register_step_post_hook(self._after_step))
         return handles
 
-    def _entered(self) -> None:
-        """A training forward begins."""
-        self._observer.started = True
-        self._release()
-        if self._scaler is not None and self._observer.switch.armed:
-            with self._guarded("scaler"):
+    def _entered(self, training: bool) -> None:
+        """A forward begins."""
+        if self.closed:
+            return
+        with self._guarded("a forward"):
+            self._release()
+            self._observer.started |= training
+            if training and self._scaler is not None and self._observer.switch.armed:
                 self._drop_if_skipped()
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if not self._observer.switch.armed:
+        if self.closed:
             return
         self._skipping = False
         with self._guarded("optimizer step"), self._timed():
             self._release()
-            tally = self._observer.tally
             self._skipping = _found_inf(optimizer)
+            if not self._observer.switch.armed:
+                return
+            tally = self._observer.tally
             read_optimizer(optimizer, tally)
             if not self._evaluates(args, kwargs):
                 self._watch.read_gradients(tally, getattr(optimizer, "grad_scale", None))
-            self._watch.before_step()
+            self._watch.before_step(optimizer)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self.closed:
+            return
         with self._guarded("optimizer step"):
-            if not self._observer.switch.armed:
-                self._finish_step()
-            elif self._skipping:
+            if self._skipping:
                 self._skip()
+            elif not self._observer.switch.armed:
+                self._finish_step()
             else:
                 with self._timed():
                     if self._evaluates(args, kwargs):
@@ -223,33 +239,70 @@ class Recorder:
 
     def _drop_if_skipped(self) -> None:
         """Forget what belongs to a step that the scaler skipped: its scale has gone down."""
-        scale = getattr(self._scaler, "_scale", None)
+        scale = _scale_of(self._scaler)
         if scale is None:
             return
-        if self._scale is not None:
-            self._observer.tally.keep_if((scale >= self._scale).to(self._observer.tally.device))
-        self._scale = scale.detach().clone()
+        before, self._scale = self._scale, scale.detach().clone()
+        if before is None:
+            return
+        kept = scale >= before.to(scale.device)
+        if scale.device.type != "cpu":
+            self._observer.tally.keep_if(kept.to(self._observer.tally.device))
+        elif not kept:
+            self._skip()
 
     def _finish_step(self) -> None:
         self.steps += 1
-        if self._observer.switch.armed:
-            self._drain()
-        if self._plan.weigh(self.steps):
-            self._weigh(self.steps)
+        with self._guarded("the step's row"):
+            if self._observer.switch.armed:
+                self._drain()
+        with self._guarded("weights_every"):
+            if self._plan.weigh(self.steps):
+                self._weigh(self.steps)
         self._observer.started = False
         self._arm()
 
     def _arm(self) -> None:
         """Decide whether the next step is recorded."""
-        self._compilation.poll()
-        armed = bool(self._plan.record(self.steps + 1))
-        if armed and self._device() != self._observer.tally.device:
-            self._observer.tally = self._new_tally()
-        self._observer.forget()
-        self._reading = 0.0
-        self._observer.switch.armed = armed
-        if armed and self._optimizer is None:
-            self._watch.before_step()
+        self._observer.switch.armed = armed = False
+        with self._guarded("every"):
+            armed = bool(self._plan.record(self.steps + 1))
+        with self._guarded("the next step"):
+            self._compilation.poll()
+            self._observer.forget()
+            self._reading = 0.0
+            if armed:
+                self._follow_replaced()
+                if self._device() != self._observer.tally.device:
+                    self._observer.tally = self._new_tally()
+                if self._optimizer is None:
+                    self._watch.before_step(None)
+            self._observer.switch.armed = armed and not self.closed
+
+    def _follow_replaced(self) -> None:
+        """Hook the modules that were put in place of others since the last recorded step."""
+        replaced = self._links.follow()
+        if not replaced:
+            return
+        for handle in self._handles:
+            handle.remove()
+        self._watch.relink(self.anatomy)
+        self._handles = self._hook(self._model)
+        names = ", ".join(replaced[:4]) + (" and more" if len(replaced) > 4 else "")
+        self.tell("replaced", f"{names}: replaced or removed after attaching, followed from here")
+
+    def disown(self) -> None:
+        """In a forked child: nothing is recorded here, whatever is called."""
+        self.closed = True
+        self._observer.switch.armed = False
+
+    def _numbers(self, values: Mapping[str, Any]) -> dict[str, float]:
+        """Scalars as numbers; what is none is told and left out."""
+        numbers = {}
+        for name, value in values.items():
+            with self._guarded(f"log({name}=...)"):
+                numbers[name] = float(value.detach() if isinstance(value, Tensor) else value)
+        return numbers
 
     def _current_step(self) -> int:
         return self.steps + (self._observer.started or self.steps == 0)
@@ -282,7 +335,7 @@ class Recorder:
             self._cover(step, arrays)
             self._feed.row(step, now, arrays, via="tally", tokens=self._tokens, cost=cost)
 
-        self._held = send if on_host else lambda: _ignore(self._drains.submit(send))
+        self._held = send if on_host else lambda: self._submit(send)
         if self._optimizer is None or self._tokens_follow is False:
             self._release()
         elif self._tokens_follow is None:  # they may come after the first row, or never
@@ -300,6 +353,13 @@ class Recorder:
                 self._tokens_follow = bool(self._tokens_follow)
                 held()
 
+    def _submit(self, work: Callable[[], None]) -> None:
+        """Have ``work`` done by a thread that may wait for the device."""
+        try:
+            self._drains.submit(work)
+        except RuntimeError:  # the interpreter is ending and starts no more threads
+            work()
+
     def _count_tokens(self, tokens: int) -> None:
         self._tokens = max(self._tokens, 0) + tokens
         self._tokens_follow = True
@@ -316,7 +376,7 @@ class Recorder:
             "columns": columns,
             "branch": np.array(self._places.branch),
             "residual": np.array(self._places.residual),
-            "numel": self._numel,
+            "numel": self._watch.numel(),
         }
 
     def _describe_parameters(self) -> None:
@@ -329,13 +389,13 @@ class Recorder:
             replace(parameter, group=groups.get(id(tensor), -1))
             for parameter, tensor in zip(self.anatomy.parameters, tensors, strict=True)
         ]
-        self._numel = np.array([parameter.numel for parameter in described])
         self._feed.parameters([*described, *parts.parts_of(described, self.anatomy.layouts)])
 
     def _discover(self, step: int) -> None:
         """Tell the file of sites that were called for the first time."""
         known = set(self._columns)
         count = len(self._places.sites)
+        self._tell_retyped(step)
         new = [row for row in self._observer.order if row < count and row not in known]
         if not new:
             return
@@ -346,12 +406,26 @@ class Recorder:
         first = not self._columns
         self._columns += new
         rows = self._places.rows
-        self._feed.sites([replace(depths[rows[r].path], dtype=rows[r].dtype) for r in new])
+        self._feed.sites(
+            [replace(depths[rows[r].path], dtype=_name(rows[r].dtypes[0])) for r in new]
+        )
         if first:
             called = set(self._columns)
             for row, site in enumerate(self._places.sites):
                 if row not in called:
-                    self._cover_once(step, "site", site.path, "", "never called in training")
+                    speechless = rows[row].speechless
+                    reason = "no floating tensor in its output" if speechless else _NEVER_CALLED
+                    self._cover_once(step, "site", site.path, "", reason)
+
+    def _tell_retyped(self, step: int) -> None:
+        """Outputs came in another dtype than before, after ``model.to(dtype)`` for instance."""
+        rows = [self._places.rows[row] for row in self._observer.retyped]
+        self._observer.retyped.clear()
+        if rows:
+            was, now = rows[0].dtypes[0], rows[0].dtypes[-1]
+            more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+            message = f"{rows[0].path}{more}: {_name(now)} outputs, {_name(was)} before"
+            self._feed.event(step, time.time(), "dtype", message)
 
     def _cover(self, step: int, arrays: Mapping[str, np.ndarray]) -> None:
         """Say why something is missing from this row, once."""
@@ -369,6 +443,23 @@ class Recorder:
             if site.role in _SUBLAYERS and self._places.residual[i] < 0 and not self._plan.light:
                 reason = "the residual stream that it is added to is not known"
                 self._cover_once(step, "site", site.path, "activation/branch_ratio", reason)
+        self._cover_parameters(step, arrays["parameters"])
+
+    def _cover_parameters(self, step: int, read: np.ndarray) -> None:
+        trainable = np.array([parameter.trainable for parameter in self.anatomy.parameters])
+        count, moved = (read[:, PARAMETER.index(name)] for name in ("count", "update_seen"))
+        without = trainable & (count == 0)
+        if without.any() and not (trainable & (count > 0)).any():
+            reason = "no parameter had a gradient when the step was taken"
+            self._cover_once(step, "parameter", "", "gradient", reason)
+            return
+        for i in np.flatnonzero(without):
+            reason = "it had no gradient when the step was taken"
+            self._cover_once(step, "parameter", self._watch.names[i], "gradient", reason)
+        if self._optimizer is not None and not self._plan.light:
+            for i in np.flatnonzero((count > 0) & (moved == 0)):
+                reason = "the optimizer that was given does not hold it"
+                self._cover_once(step, "parameter", self._watch.names[i], "update", reason)
 
     def _cover_once(self, step: int, kind: str, path: str, metric: str, reason: str) -> None:
         if (path, metric) not in self._told:
@@ -392,11 +483,12 @@ class Recorder:
         log.info("dynscope: %s", message)
         self._feed.event(self.steps, time.time(), kind, message)
 
-    def _failed(self, path: str, reason: str) -> None:
-        """A site or parameter that could not be read goes quiet; the run goes on."""
-        log.warning("dynscope: %s is no longer recorded: %s", path or "the model", reason)
-        self._feed.event(self.steps + 1, time.time(), "failure", f"{path}: {reason}")
-        self._cover_once(self.steps + 1, "failure", path, "", reason)
+    def _failed(self, path: str, reason: str, metric: str = "") -> None:
+        """A site or parameter, or a metric there, cannot be read and goes quiet; the run goes on."""
+        what = " ".join(filter(None, (metric, path))) or "the model"
+        log.warning("dynscope: %s is no longer recorded: %s", what, reason)
+        self._feed.event(self.steps + 1, time.time(), "failure", f"{what}: {reason}")
+        self._cover_once(self.steps + 1, "failure", path, metric, reason)
 
     @contextlib.contextmanager
     def _guarded(self, what: str) -> Iterator[None]:
@@ -417,6 +509,34 @@ class Recorder:
 
 
 _SUBLAYERS = ("attention", "cross_attention", "ffn", "mixer")
+_NEVER_CALLED = "never called in training"
+
+_recorders: "weakref.WeakSet[Recorder]" = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    """The script has ended without `Recorder.close`."""
+    for recorder in list(_recorders):
+        recorder.close()
+
+
+def _disown_all() -> None:
+    """In a forked child the run belongs to the parent: data loaders and environments record not."""
+    for recorder in list(_recorders):
+        recorder.disown()
+
+
+atexit.register(_close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_disown_all)
+
+
+def _scale_of(scaler: Any) -> Tensor | None:
+    """The loss scale of a `GradScaler`, also before its first use; None where it is disabled."""
+    scale, initial = getattr(scaler, "_scale", None), getattr(scaler, "_init_scale", None)
+    if scale is None and initial is not None:
+        return torch.tensor(float(initial), device="cpu")
+    return scale if isinstance(scale, Tensor) else None
 
 
 def _found_inf(optimizer: torch.optim.Optimizer) -> bool:
@@ -425,21 +545,17 @@ def _found_inf(optimizer: torch.optim.Optimizer) -> bool:
     return isinstance(found, Tensor) and found.device.type == "cpu" and bool(found.item())
 
 
-def _ignore(_: object) -> None:
-    """Nobody waits for the result."""
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
-def _number(value: Any) -> float:
-    return float(value.detach() if isinstance(value, Tensor) else value)
+def _waited_for(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.device.type == "cuda" and value.numel() == 1
 
 
 def _to_host(values: Mapping[str, Any]) -> Callable[[], dict[str, float]] | None:
     """A later look at values that an accelerator still computes; None when all are at hand."""
-    waiting = {
-        name: value.detach()
-        for name, value in values.items()
-        if isinstance(value, Tensor) and value.device.type == "cuda"
-    }
+    waiting = {name: value.detach() for name, value in values.items() if _waited_for(value)}
     if not waiting:
         return None
     stacked = torch.stack([value.double().reshape(()) for value in waiting.values()])
@@ -447,10 +563,9 @@ def _to_host(values: Mapping[str, Any]) -> Callable[[], dict[str, float]] | None
     host.copy_(stacked, non_blocking=True)
     done = torch.cuda.Event()
     done.record()
-    rest = {name: _number(value) for name, value in values.items() if name not in waiting}
 
     def ready() -> dict[str, float]:
         done.synchronize()
-        return rest | dict(zip(waiting, host.tolist(), strict=True))
+        return dict(zip(waiting, host.tolist(), strict=True))
 
     return ready

@@ -1,0 +1,18 @@
+"""Fixtures of the tests of reported cases."""
+
+from typing import Any, NoReturn
+
+import pytest
+
+import dynscope.feed
+from dynscope.link import NoProcess
+
+
+@pytest.fixture
+def quick_writer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run is written by a thread: no process to start where a test is about hooks."""
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise NoProcess("a test wants it so")
+
+    monkeypatch.setattr(dynscope.feed, "ProcessLink", refuse)
