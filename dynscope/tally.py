@@ -16,7 +16,7 @@ Floats = NDArray[np.float64]
 
 SUMS: tuple[str, ...] = (
     "count", "sum", "squares", "abs", "zeros", "nonfinite", "massive", "tokens", "angle", "cosine",
-    "input_squares", "calls", "input_count", "overflow", "cubes", "fourths", "mean_energy",
+    "input_squares", "input_count", "calls", "overflow", "cubes", "fourths", "mean_energy",
     "rows", "gradient_squares", "gradient_nonfinite", "gradient_count", "gradient_calls",
 )  # fmt: skip
 MAXIMA: tuple[str, ...] = ("absmax", "gradient_absmax")

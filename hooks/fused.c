@@ -32,8 +32,16 @@
     }                                                                                             \
   } while (0)
 
-/* The order of these fields is that of dynscope.hooks.fused.FORWARD. */
-enum { COUNT, SUM, SQUARES, ABS, ZEROS, NONFINITE, MASSIVE, TOKENS, ANGLE, COSINE, IN_SQUARES, ABSMAX, FIELDS };
+/* The order of the fields in dynscope.tally.SUMS; the largest magnitude stands behind them. */
+enum { COUNT, SUM, SQUARES, ABS, ZEROS, NONFINITE, MASSIVE, TOKENS, ANGLE, COSINE, IN_SQUARES, IN_COUNT, CALLS, ABSMAX, FIELDS };
+
+/* A site's row of the tally, and how a flat index into its output becomes channel, token and
+ * batch: (index / stride) % length, or -1 where the length is 0. */
+typedef struct {
+  double *sums, *absmax, *top; /* top: 3 x (value, channel, token, batch), NaN where missing */
+  int32_t *histogram;
+  int64_t stride[3], length[3];
+} Row;
 
 typedef struct {
   double sums[FIELDS];
@@ -98,6 +106,25 @@ static double median_of(const int32_t *histogram) {
 }
 
 static Partial partials[MAX_THREADS]; /* observe calls are serialized by the caller */
+
+/* Add what the last observe call found to a row; `paired` says whether its angles count there. */
+void add_to(const Row *row, int paired) {
+  const Partial *found = &partials[0];
+  for (int f = 0; f < ABSMAX; f++)
+    if (paired || f < TOKENS || f > IN_COUNT) row->sums[f] += found->sums[f];
+  *row->absmax = largest(*row->absmax, found->sums[ABSMAX]);
+  for (int i = 0; i < BINS; i++) row->histogram[i] += found->histogram[i];
+  for (int i = 0; i < 3 && found->top_index[i] >= 0; i++) {
+    int place = 0; /* behind all that are at least as large */
+    while (place < 3 && fabs(row->top[4 * place]) >= fabs(found->top[i])) place++;
+    if (place == 3) break;
+    memmove(row->top + 4 * place + 4, row->top + 4 * place, sizeof(double) * 4 * (2 - place));
+    double *entry = row->top + 4 * place;
+    entry[0] = found->top[i];
+    for (int axis = 0; axis < 3; axis++)
+      entry[1 + axis] = row->length[axis] ? (double)(found->top_index[i] / row->stride[axis] % row->length[axis]) : -1;
+  }
+}
 
 #define PASTE(a, b) a##b
 #define NAME(a, b) PASTE(a, b)
@@ -204,11 +231,10 @@ static void NAME(angle, SUFFIX)(const ELEMENT *x, const ELEMENT *r, int64_t n, P
   p->sums[COSINE] += cos(angle);
 }
 
-/* Statistics of x (rows x columns, contiguous) and, where r is given, of its angle to r row by row.
- * out: FIELDS doubles; histogram: BINS counts of this call; top, top_index: largest magnitudes. */
+/* Find the statistics of x (rows x columns, contiguous) and, where r is given, those of its angle
+ * to r row by row; add_to then adds them to a row of the tally. */
 void NAME(observe, SUFFIX)(const ELEMENT *x, const ELEMENT *r, int64_t rows, int64_t columns,
-                           int64_t stride, int threads, double *out, int32_t *histogram,
-                           double *top, int64_t *top_index) {
+                           int64_t stride, int threads) {
   int64_t total = rows * columns;
   int64_t unit = r ? columns : SEGMENT, units = r ? rows : (total + SEGMENT - 1) / SEGMENT;
   if (threads > MAX_THREADS) threads = MAX_THREADS;
@@ -247,10 +273,8 @@ void NAME(observe, SUFFIX)(const ELEMENT *x, const ELEMENT *r, int64_t rows, int
       }
     all->sums[MASSIVE] = (double)massive;
   }
-  memcpy(out, all->sums, sizeof all->sums);
-  memcpy(top, all->top, sizeof all->top);
-  memcpy(top_index, all->top_index, sizeof all->top_index);
-  memcpy(histogram, all->histogram, sizeof all->histogram);
+  all->sums[CALLS] = 1;
+  if (r) all->sums[IN_COUNT] = (double)total;
 }
 
 /* Sum of squares, number of non-finite values and largest magnitude of n elements. */

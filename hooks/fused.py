@@ -19,13 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dynscope.tally import BINS, SUMS
-
 SOURCE = Path(__file__).with_name("fused.c")
-# The fields of fused.c, in its order; the last one is a maximum, the others are sums.
-FIELDS = ("count", "sum", "squares", "abs", "zeros", "nonfinite", "massive", "tokens", "angle",
-          "cosine", "input_squares")  # fmt: skip
-assert SUMS[: len(FIELDS)] == FIELDS
 SUFFIXES = MappingProxyType(
     {torch.float32: "_float32", torch.bfloat16: "_bfloat16", torch.float16: "_float16"}
 )
@@ -61,45 +55,64 @@ def _library_path(compiler: str) -> Path:
     return Path(tempfile.mkdtemp(prefix="dynscope-")) / name
 
 
+class Row(ctypes.Structure):
+    """Where in memory a row of the tally is, and how flat indices are located: see fused.c."""
+
+    _fields_ = [
+        ("sums", ctypes.c_void_p),
+        ("absmax", ctypes.c_void_p),
+        ("top", ctypes.c_void_p),
+        ("histogram", ctypes.c_void_p),
+        ("stride", ctypes.c_int64 * 3),
+        ("length", ctypes.c_int64 * 3),
+    ]
+
+
 class Library:
-    """The compiled functions of ``fused.c``."""
+    """The compiled functions of ``fused.c``. Calls must not overlap: they share their results."""
 
     def __init__(self, path: Path) -> None:
-        self._dll = ctypes.CDLL(str(path))
-        self.dtypes = frozenset(
-            dtype for dtype, suffix in SUFFIXES.items() if hasattr(self._dll, "observe" + suffix)
-        )
+        dll = ctypes.CDLL(str(path))
+        pointer, integer, count = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+        self._observe, self._squares = {}, {}
+        for dtype, suffix in SUFFIXES.items():
+            if hasattr(dll, "observe" + suffix):
+                observe, squares = (getattr(dll, f + suffix) for f in ("observe", "squares"))
+                observe.argtypes = [pointer, pointer, integer, integer, integer, count]
+                squares.argtypes = [pointer, integer, count, pointer]
+                self._observe[dtype], self._squares[dtype] = observe, squares
+        self._add_to = dll.add_to
+        self._add_to.argtypes = [ctypes.POINTER(Row), count]
+        self.serial = 0  # of the last observe call
+        self._out = np.empty(3)
+        self._out_address = self._out.ctypes.data
 
-    def observe(
-        self, x: Tensor, reference: Tensor | None, stride: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Fields, histogram, and top values with their flat indices, of a contiguous tensor."""
+    @property
+    def dtypes(self) -> frozenset[torch.dtype]:
+        return frozenset(self._observe)
+
+    def observe(self, x: Tensor, reference: Tensor | None, stride: int) -> None:
+        """Find the statistics of a contiguous tensor, for `add_to`."""
         columns = x.shape[-1] if x.dim() else 1
-        out, top = np.empty(len(FIELDS) + 1), np.empty(3)
-        histogram, index = np.empty(BINS, np.int32), np.empty(3, np.int64)
-        function = getattr(self._dll, "observe" + SUFFIXES[x.dtype])
-        function(
-            ctypes.c_void_p(x.data_ptr()),
-            ctypes.c_void_p(reference.data_ptr() if reference is not None else None),
-            ctypes.c_int64(x.numel() // columns),
-            ctypes.c_int64(columns),
-            ctypes.c_int64(stride),
-            ctypes.c_int(torch.get_num_threads()),
-            *(ctypes.c_void_p(array.ctypes.data) for array in (out, histogram, top, index)),
+        self.serial += 1
+        self._observe[x.dtype](
+            x.data_ptr(),
+            None if reference is None else reference.data_ptr(),
+            x.numel() // columns,
+            columns,
+            stride,
+            torch.get_num_threads(),
         )
-        return out, histogram, top, index
 
-    def squares(self, x: Tensor) -> np.ndarray:
+    def add_to(self, row: Row, paired: bool) -> None:
+        """Add what the last `observe` found to a row of the tally."""
+        self._add_to(ctypes.byref(row), paired)
+
+    def squares(self, x: Tensor) -> tuple[float, float, float]:
         """Sum of squares, non-finite count and largest magnitude of a contiguous tensor."""
-        out = np.empty(3)
-        function = getattr(self._dll, "squares" + SUFFIXES[x.dtype])
-        function(
-            ctypes.c_void_p(x.data_ptr()),
-            ctypes.c_int64(x.numel()),
-            ctypes.c_int(torch.get_num_threads()),
-            ctypes.c_void_p(out.ctypes.data),
-        )
-        return out
+        self._squares[x.dtype](x.data_ptr(), x.numel(), torch.get_num_threads(), self._out_address)
+        total, nonfinite, absmax = self._out.tolist()
+        return total, nonfinite, absmax
 
 
 class Compilation:

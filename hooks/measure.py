@@ -2,31 +2,52 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from dynscope.errors import DynscopeError
 from dynscope.hooks import reduce
-from dynscope.hooks.fused import FIELDS, Compilation, Library
+from dynscope.hooks.fused import Compilation, Library
 from dynscope.hooks.tally import Tally, locate
+
+PAIRED = frozenset({"tokens", "angle", "cosine", "input_squares", "input_count"})
 
 
 @dataclass(frozen=True)
 class Observed:
-    """Sums and maxima by name, and for outputs the histogram (4096) and the top three (3, 4)."""
+    """What a tensor adds to a row: sums and maxima by name, and what outputs have besides.
+
+    ``histogram`` (4096) and ``top`` (3, 4) come from PyTorch; with ``library`` set, the fused
+    reduction holds all but ``values``, until its next call.
+    """
 
     values: Mapping[str, Tensor | float] = field(default_factory=dict)
-    histogram: Tensor | np.ndarray | None = None
-    top: Tensor | np.ndarray | None = None
+    histogram: Tensor | None = None
+    top: Tensor | None = None
+    library: Library | None = None
+    shape: tuple[int, ...] = ()
+    layout: str = ""
+    serial: int = 0
+    paired: bool = True
 
     def add_to(self, tally: Tally, row: int) -> None:
-        tally.add(row, self.values)
+        if self.library is not None:
+            if self.library.serial != self.serial:
+                raise DynscopeError("the result of a reduction was overwritten before it was added")
+            self.library.add_to(tally.address(row, self.shape, self.layout), self.paired)
+        if self.values:
+            tally.add(row, self.values)
         if self.histogram is not None:
-            tally.add_histogram(row, self.histogram)
+            tally.histogram[row] += self.histogram
         if self.top is not None:
             tally.add_top(row, self.top)
+
+    def unpaired(self) -> "Observed":
+        """The same without what came from the comparison with the block's input."""
+        rest = {name: value for name, value in self.values.items() if name not in PAIRED}
+        return replace(self, values=rest, paired=False)
 
 
 class Measure:
@@ -44,31 +65,34 @@ class Measure:
             return None
         return library
 
-    def output(self, x: Tensor, reference: Tensor | None, layout: str) -> Observed:
-        """Of a site's output ``x``; ``reference`` is the block's input, of the same shape."""
-        n = float(x.numel())
-        calls: dict[str, Tensor | float] = {"calls": 1.0, "count": n}
-        if n == 0:
+    def output(
+        self, x: Tensor, reference: Tensor | None, layout: str, *, on_host: bool = True
+    ) -> Observed:
+        """Of a site's output ``x``; ``reference`` is the block's input, of the same shape.
+
+        ``on_host`` says where the tally is: the fused reduction adds to host memory only.
+        """
+        calls: dict[str, Tensor | float] = {"calls": 1.0, "count": float(x.numel())}
+        if x.numel() == 0:
             return Observed(calls)
         if self._light:
             _, nonfinite, absmax = self.squares_of(x)
             return Observed(calls | {"nonfinite": nonfinite, "absmax": absmax})
         x = x.contiguous()
         if reference is not None:
-            calls["input_count"] = n
             reference = reference.contiguous()
             if reference.dtype != x.dtype:
                 x, reference = x.float(), reference.float()
-        library = self._library(x)
-        observed = (
-            _eager(x, reference, layout, calls)
-            if library is None
-            else _fused(library, x, reference, layout, calls)
-        )
+        library, shape = self._library(x), tuple(x.shape)
+        if library is None or not on_host:
+            observed = _by_torch(x, reference, layout)
+        else:
+            library.observe(x, reference, reduce.sample_stride(shape))
+            observed = Observed(library=library, shape=shape, layout=layout, serial=library.serial)
         if self._full:
             rows = x.movedim(1, -1) if layout == "bct" and x.dim() > 2 else x
             more = {**observed.values, **reduce.higher_moments(rows)}
-            return Observed(more, observed.histogram, observed.top)
+            return replace(observed, values=more)
         return observed
 
     def input(self, x: Tensor) -> Observed:
@@ -103,38 +127,18 @@ class Measure:
         x = x.contiguous()
         library = self._library(x)
         if library is not None:
-            total, nonfinite, absmax = library.squares(x).tolist()
-            return total, nonfinite, absmax
+            return library.squares(x)
         on_device = reduce.squares(x)
         return on_device[0], on_device[1], on_device[2]
 
 
-def _fused(
-    library: Library,
-    x: Tensor,
-    reference: Tensor | None,
-    layout: str,
-    calls: dict[str, Tensor | float],
-) -> Observed:
-    stride = reduce.sample_stride(tuple(x.shape))
-    out, histogram, values, indices = library.observe(x, reference, stride)
-    top = np.full((3, 4), np.nan)
-    for i, (value, index) in enumerate(zip(values.tolist(), indices.tolist(), strict=True)):
-        if index >= 0:
-            top[i] = (value, *locate(index, x.shape, layout))
-    numbers = dict(zip((*FIELDS, "absmax"), out.tolist(), strict=True))
-    return Observed(numbers | calls, histogram, top)
-
-
-def _eager(
-    x: Tensor, reference: Tensor | None, layout: str, calls: dict[str, Tensor | float]
-) -> Observed:
-    histogram = reduce.histogram(x, reduce.sample_stride(tuple(x.shape)))
-    rows = reduce.as_rows(x)
-    values = reduce.moments(rows, histogram) | calls
+def _by_torch(x: Tensor, reference: Tensor | None, layout: str) -> Observed:
+    shape, n = tuple(x.shape), float(x.numel())
+    histogram, rows = reduce.histogram(x, reduce.sample_stride(shape)), reduce.as_rows(x)
+    values = reduce.moments(rows, histogram) | {"calls": 1.0, "count": n}
     if reference is not None:
-        values |= reduce.angle(x, reference)
+        values |= reduce.angle(x, reference) | {"input_count": n}
     found, index = reduce.top_three(rows, reduce.extent(rows))
-    places = torch.stack(locate(index, x.shape, layout), 1).double()
-    top = torch.cat([torch.where(index < 0, math.nan, found)[:, None], places], 1)
+    found = torch.where(index < 0, math.nan, found)
+    top = torch.cat([found[:, None], locate(index, shape, layout).double()], 1)
     return Observed(values, histogram, top)

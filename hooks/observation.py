@@ -165,7 +165,10 @@ class Observer:
             if mode == BACKWARD:
                 observed = self.measure.gradient(x)
             else:
-                observed = self.measure.output(x, _comparable(x, reference), place.layout)
+                on_host = self.tally.on_host is not None
+                observed = self.measure.output(
+                    x, _comparable(x, reference), place.layout, on_host=on_host
+                )
             if seen is not None:
                 self._last = weakref.ref(seen), _version(seen), mode, place.layout, observed
         observed.add_to(self.tally, row)
@@ -183,8 +186,7 @@ class Observer:
             return None
         last, *state, observed = self._last
         if last() is seen and state == [_version(seen), mode, layout]:
-            values = {k: v for k, v in observed.values.items() if k not in _PAIRED}
-            return Observed(values, observed.histogram, observed.top)
+            return observed.unpaired()
         return None
 
     def forget(self) -> None:
@@ -197,7 +199,6 @@ class Observer:
 # The fused reduction keeps its sums in one place, and threads may train side by side. A metric of
 # the user's own may call the model, hence the R.
 _one_at_a_time = threading.RLock()
-_PAIRED = frozenset({"tokens", "angle", "cosine", "input_squares", "input_count"})
 
 
 def _observable(x: Tensor) -> bool:

@@ -19,6 +19,9 @@ UPDATE_SAMPLE = 2**15
 """Elements of a parameter whose change is followed: 0.6 % standard error of a Gaussian update's
 norm, within the 256 KiB allowed per parameter."""
 
+LINE = 16
+"""Neighbours taken together: what is read from memory at once anyway."""
+
 _COLUMN = {name: i for i, name in enumerate(PARAMETER)}
 
 
@@ -120,17 +123,21 @@ class ParameterWatch:
             now = self._sample(parameter)
             if before is None or before.shape != now.shape or before.device != now.device:
                 return
-            weights = before.double()
-            values = ((now.double() - weights).square().sum(), weights.square().sum())
+            weights = _wide(before)
+            moved, size = (self._measure.squares_of(x)[0] for x in (_wide(now) - weights, weights))
             names = ("update_squares", "weight_squares", "update_seen")
-            _write(tally, i, names, (*values, float(now.numel())))
+            _write(tally, i, names, (moved, size, float(now.numel())))
 
         self._each(read)
         self._before.clear()
 
     def _sample(self, parameter: Tensor) -> Tensor:
         flat = _local(parameter.detach()).flatten()
-        return flat if self._full else flat[:: sparse_stride(tuple(parameter.shape), UPDATE_SAMPLE)]
+        if self._full or flat.numel() <= UPDATE_SAMPLE:
+            return flat
+        lines = flat[: flat.numel() // LINE * LINE].view(-1, LINE)
+        axes = (len(lines), *parameter.shape)
+        return lines[:: sparse_stride(len(lines), axes, UPDATE_SAMPLE // LINE)]
 
     def _squares(
         self, gradient: Tensor, scale: Tensor | float | None
@@ -171,6 +178,11 @@ def _owner(anatomy: Anatomy, name: str) -> tuple[nn.Module | None, str]:
         return None, attribute
     held = module._parameters.get(attribute) is anatomy.tensors[name]
     return (module if held else None), attribute
+
+
+def _wide(x: Tensor) -> Tensor:
+    """At least float32, in which nearby weights of a narrower type differ exactly."""
+    return x if x.dtype == torch.float64 else x.float()
 
 
 _REMOVED = nn.Module()  # holds no parameter

@@ -217,6 +217,7 @@ class Recorder:
             return
         with self._guarded("optimizer step"):
             if self._skipping:
+                self._scale = None  # its going down tells of this very skip
                 self._skip()
             elif not self._observer.switch.armed:
                 self._finish_step()

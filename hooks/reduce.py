@@ -31,9 +31,9 @@ def sample_stride(shape: tuple[int, ...], at_least: int = AT_LEAST) -> int:
 
 
 @lru_cache(maxsize=4096)
-def sparse_stride(shape: tuple[int, ...], at_most: int) -> int:
-    """The smallest stride coprime to every axis that keeps no more than ``at_most`` elements."""
-    stride = max(1, math.ceil(math.prod(shape) / at_most))
+def sparse_stride(size: int, shape: tuple[int, ...], at_most: int) -> int:
+    """The smallest stride coprime to every axis that keeps at most ``at_most`` of ``size``."""
+    stride = max(1, math.ceil(size / at_most))
     while not _coprime(stride, shape):
         stride += 1
     return stride

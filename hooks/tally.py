@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dynscope.hooks.fused import Row
 from dynscope.tally import BINS, MAXIMA, OPTIMIZER, PARAMETER, SUMS
 
 Drained = Callable[[], dict[str, np.ndarray]]
@@ -55,6 +56,7 @@ class Tally:
             if device.type == "cpu"
             else None
         )
+        self._addresses: dict[tuple[int, tuple[int, ...], str], Row] = {}
         self.clear()
 
     def _split(self, buffer: Tensor) -> dict[str, Tensor]:
@@ -112,27 +114,28 @@ class Tally:
         ]
         return torch.stack(cells).to(self.device, non_blocking=True)
 
-    def add_top(self, row: int, found: Tensor | np.ndarray) -> None:
+    def add_top(self, row: int, found: Tensor) -> None:
         """Merge three more elements (3, 4: value, channel, token, batch) into the top three.
 
         Missing ones have a NaN value.
         """
-        if isinstance(found, np.ndarray):
-            top = self.top[row].numpy()
-            six = np.concatenate([top, found])
-            magnitude = np.nan_to_num(np.abs(six[:, 0]), nan=-1.0)
-            top[:] = six[np.argsort(-magnitude, kind="stable")[:3]]
-        else:
-            both = torch.cat([self.top[row], found])
-            size = both[:, 0].abs().nan_to_num(nan=-1.0)
-            self.top[row] = both[size.argsort(descending=True, stable=True)[:3]]
+        six = torch.cat([self.top[row], found])
+        size = six[:, 0].abs().nan_to_num(nan=-1.0)
+        self.top[row] = six[size.argsort(descending=True, stable=True)[:3]]
 
-    def add_histogram(self, row: int, counts: Tensor | np.ndarray) -> None:
-        """Add one tensor's magnitude counts (4096)."""
-        if isinstance(counts, np.ndarray):
-            self.histogram[row].numpy()[:] += counts
-        else:
-            self.histogram[row] += counts
+    def address(self, row: int, shape: tuple[int, ...], layout: str) -> Row:
+        """A row in memory, for the fused reduction to add to."""
+        known = self._addresses.get((row, shape, layout))
+        if known is None:
+            known = Row(
+                self.sums[row].data_ptr(),
+                self.maxima[row].data_ptr(),
+                self.top[row].data_ptr(),
+                self.histogram[row].data_ptr(),
+                *zip(*axes(shape, layout), strict=True),
+            )
+            self._addresses[row, shape, layout] = known
+        return known
 
     def drain(self) -> Drained:
         """Empty the tally; calling the result gives what it held, as host arrays.
@@ -156,26 +159,34 @@ class Tally:
         return arrays
 
 
-Index = TypeVar("Index", int, Tensor)
-
-
-def locate(index: Index, shape: Sequence[int], layout: str) -> tuple[Index, Index, Index]:
-    """Channel, token and batch of a flat index into ``shape``; -1 where there is no such axis.
+@lru_cache(maxsize=1024)
+def axes(shape: tuple[int, ...], layout: str) -> tuple[tuple[int, int], ...]:
+    """Stride and length of the channel, token and batch axes; length 0 where there is none.
 
     ``layout`` names the axes: "btc" (the last axis holds channels, the one before it tokens, those
     before that the batch), "tbc" (tokens first) or "bct" (channels at axis 1, as in images, with
     the flattened remaining axes as positions). Two axes are batch and channels.
     """
-    sizes, none = list(shape), index * 0 - 1
-    if len(sizes) < 2:
-        return index, none, none
-    if layout == "bct" and len(sizes) > 2:
-        inner = math.prod(sizes[2:])
-        batch, rest = index // (sizes[1] * inner), index % (sizes[1] * inner)
-        return rest // inner, rest % inner, batch
-    channel, outer = index % sizes[-1], index // sizes[-1]
-    if len(sizes) == 2:
-        return channel, none, outer
+    none, total = (1, 0), math.prod(shape)
+    if len(shape) < 2:
+        return (1, total), none, none
+    if layout == "bct" and len(shape) > 2:
+        inner = math.prod(shape[2:])
+        return (inner, shape[1]), (1, inner), (inner * shape[1], shape[0])
+    channels, outer = shape[-1], total // max(1, shape[-1])
+    if len(shape) == 2:
+        return (1, channels), none, (channels, outer)
     if layout == "tbc":
-        return channel, outer // sizes[1], outer % sizes[1]
-    return channel, outer % sizes[-2], outer // sizes[-2]
+        batch = shape[1]
+        return (1, channels), (channels * batch, outer // max(1, batch)), (channels, batch)
+    tokens = shape[-2]
+    return (1, channels), (channels, tokens), (channels * tokens, outer // max(1, tokens))
+
+
+def locate(index: Tensor, shape: tuple[int, ...], layout: str) -> Tensor:
+    """Channel, token and batch (n, 3) of flat indices (n) into ``shape``; -1 for a missing axis."""
+    none = torch.full_like(index, -1)
+    places = [
+        index // stride % length if length else none for stride, length in axes(shape, layout)
+    ]
+    return torch.stack(places, 1)

@@ -2,13 +2,16 @@
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from dynscope.errors import DynscopeError
 from dynscope.hooks import reduce
 from dynscope.hooks.fused import Compilation
 from dynscope.hooks.measure import Measure, Observed
@@ -35,11 +38,11 @@ ENGINES = [
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
 
-def metrics(*observed: Observed, gradients: tuple[Observed, ...] = ()) -> dict[str, np.ndarray]:
-    """What one site's row becomes."""
+def metrics(*measured: Observed | Callable[[], Observed]) -> dict[str, Any]:
+    """What one site's row becomes; measured one after the other where callables are given."""
     tally = Tally(1, 0, 0, {}, torch.device("cpu"))
-    for one in (*observed, *gradients):
-        one.add_to(tally, 0)
+    for one in measured:
+        (one if isinstance(one, Observed) else one()).add_to(tally, 0)
     arrays = tally.drain()() | {
         "columns": np.array([0]),
         "branch": np.array([-1]),
@@ -49,7 +52,7 @@ def metrics(*observed: Observed, gradients: tuple[Observed, ...] = ()) -> dict[s
     return {name: value[0] for name, value in derive(arrays).items() if len(value)}
 
 
-def close(got: float, wanted: float, relative: float = 1e-5) -> bool:
+def close(got: Any, wanted: Any, relative: float = 1e-5) -> bool:
     return math.isclose(float(got), float(wanted), rel_tol=relative, abs_tol=1e-30)
 
 
@@ -103,7 +106,10 @@ def test_histograms_of_both_engines_are_equal() -> None:
     x = torch.randn(64, 999) * torch.logspace(-30, 30, 999)
     x[0, :5] = torch.tensor([0.0, -0.0, torch.nan, torch.inf, 1e-45])
     for stride in (1, 7):
-        fused = FUSED.library.observe(x, None, stride)[1]
+        tally = Tally(1, 0, 0, {}, torch.device("cpu"))
+        FUSED.library.observe(x, None, stride)
+        FUSED.library.add_to(tally.address(0, tuple(x.shape), "btc"), True)
+        fused = tally.histogram[0].numpy()
         assert np.array_equal(fused, reduce.histogram(x, stride).numpy())
         by_edges = np.abs(x.flatten()[::stride].double().numpy())
         by_edges = by_edges[np.isfinite(by_edges)]
@@ -182,7 +188,7 @@ def test_angular_distance_has_its_exact_values(engine: Compilation) -> None:
 def test_gradient_statistics_equal_numpy(engine: Compilation, dtype: torch.dtype) -> None:
     for x in inputs(dtype):
         wide = x.double().numpy()
-        got = metrics(gradients=(Measure(engine).gradient(x),))
+        got = metrics(Measure(engine).gradient(x))
         assert close(got["activation_gradient/norm"], np.linalg.norm(wide.ravel()))
         assert close(got["activation_gradient/rms"], math.sqrt((wide**2).mean()))
         assert close(got["activation_gradient/absmax"], np.abs(wide).max())
@@ -192,7 +198,7 @@ def test_gradient_statistics_equal_numpy(engine: Compilation, dtype: torch.dtype
 @pytest.mark.parametrize("engine", ENGINES)
 def test_vanishing_gradients_do_not_underflow(engine: Compilation) -> None:
     g = torch.randn(128, 128) * 1e-30
-    got = metrics(gradients=(Measure(engine).gradient(g),))["activation_gradient/norm"]
+    got = metrics(Measure(engine).gradient(g))["activation_gradient/norm"]
     assert close(got, np.linalg.norm(g.double().numpy()))
 
 
@@ -204,7 +210,7 @@ def test_nonfinite_values_are_counted_and_stay_visible(
     x = torch.randn(20, 30)
     x[3, 4] = bad
     measure = Measure(engine)
-    got = metrics(measure.output(x, None, "btc"), gradients=(measure.gradient(x),))
+    got = metrics(measure.output(x, None, "btc"), measure.gradient(x))
     assert got["activation/nonfinite_count"] == 1
     assert got["activation_gradient/nonfinite_count"] == 1
     assert not math.isfinite(got["activation/variance"])
@@ -215,7 +221,7 @@ def test_nonfinite_values_are_counted_and_stay_visible(
     # a NaN is sticky, whatever comes before or after it
     clean = torch.randn(20, 30)
     for order in itertools.permutations([x, clean]):
-        merged = metrics(*(measure.output(t, None, "btc") for t in order))
+        merged = metrics(*(partial(measure.output, t, None, "btc") for t in order))
         assert str(float(merged["activation/absmax"])) == str(absmax)
 
 
@@ -223,7 +229,7 @@ def test_nonfinite_values_are_counted_and_stay_visible(
 def test_calls_of_one_step_merge_as_if_they_were_one(engine: Compilation) -> None:
     measure = Measure(engine, full=True)
     parts = [torch.randn(2, 40, 32) * scale + scale for scale in (0.1, 1.0, 10.0)]
-    apart = metrics(*(measure.output(p, None, "btc") for p in parts))
+    apart = metrics(*(partial(measure.output, p, None, "btc") for p in parts))
     whole = metrics(measure.output(torch.cat(parts), None, "btc"))
     for name in (
         "mean", "variance", "rms", "absmax", "mean_abs", "median_abs", "kurtosis", "count",
@@ -280,9 +286,7 @@ def test_a_flat_index_is_located(
     elif layout == "bct":
         place = (batch, channel, *divmod(token, shape[3])) if len(shape) == 4 else (1, 3, 4)
     flat = int(np.ravel_multi_index(place, shape))
-    assert locate(flat, shape, layout) == wanted
-    tensors = locate(torch.tensor([flat]), shape, layout)
-    assert tuple(int(t) for t in tensors) == wanted
+    assert locate(torch.tensor([flat]), shape, layout).tolist() == [list(wanted)]
 
 
 def test_the_sample_visits_every_channel_equally() -> None:
@@ -293,5 +297,15 @@ def test_the_sample_visits_every_channel_equally() -> None:
         assert all(math.gcd(stride, length) == 1 for length in shape)
         channels = np.bincount(np.arange(0, size, stride) % shape[-1])
         assert channels.max() - channels.min() <= 1
-        sparse = reduce.sparse_stride(shape, 2**15)
+        sparse = reduce.sparse_stride(size, shape, 2**15)
         assert math.ceil(size / sparse) <= 2**15
+
+
+def test_a_result_of_the_fused_reduction_is_refused_after_the_next_one() -> None:
+    if FUSED.library is None:
+        pytest.skip(FUSED.reason)
+    measure = Measure(FUSED)
+    first = measure.output(torch.randn(4, 5), None, "btc")
+    measure.output(torch.randn(4, 5), None, "btc")
+    with pytest.raises(DynscopeError, match="overwritten"):
+        metrics(first)
