@@ -1,0 +1,293 @@
+"""Gradients, optimizers and loss scaling; one test per reported case."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dynscope
+from tests.live import failures, parameter, reasons, site, train
+
+pytestmark = pytest.mark.usefixtures("quick_writer")
+OPTIONS: dict[str, Any] = {"every": 1, "sites": "leaves", "summary": False}
+
+
+def norm(tensor: Tensor | None) -> float:
+    assert tensor is not None
+    return float(tensor.detach().double().norm())
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("unscale", [False, True])
+def test_gr_01_gradients_are_in_true_units_under_a_scaler(
+    tmp_path: Path, fused: bool, unscale: bool
+) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 4), torch.randn(3, 4)
+    true = torch.autograd.grad(model(x).square().mean(), [*model.parameters()])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    path = tmp_path / "run.h5"
+    own = dynscope.SiteMetric("gradient/own", lambda g: g.norm())
+    with dynscope.attach(
+        model, path, optimizer=optimizer, scaler=scaler, metrics=["standard", own], **OPTIONS
+    ) as scope:
+        scaler.scale(model(x).square().mean()).backward()
+        if unscale:
+            scaler.unscale_(optimizer)
+            scope.before_clip()
+            nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        scaler.step(optimizer)
+        scaler.update()
+    run = dynscope.load(path)
+    wanted = 1e-3 / norm(torch.cat([g.flatten() for g in true])) if unscale else 1.0
+    for name, g in zip(("weight", "bias"), true, strict=True):
+        got = parameter(run, "gradient/norm", name)
+        assert math.isclose(got, wanted * norm(g), rel_tol=1e-3 if unscale else 1e-5)
+        assert math.isclose(parameter(run, "gradient/own", name), got, rel_tol=1e-5)
+        if unscale:
+            before = parameter(run, "gradient/norm_before_clip", name)
+            assert math.isclose(before, norm(g), rel_tol=1e-5)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("fused", [False, True])
+def test_gr_01_skipped_steps_leave_no_trace(tmp_path: Path, fused: bool, every: int) -> None:
+    """Also the very first one: a loss scale starts too high more often than not."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    path = tmp_path / "run.h5"
+    with dynscope.attach(
+        model, path, optimizer=optimizer, scaler=scaler, **OPTIONS | {"every": every}
+    ) as scope:
+        for i in range(8):
+            optimizer.zero_grad()
+            x = torch.full((3, 4), math.inf if i in (0, 4, 5) else 1.0)
+            scaler.scale(model(x).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    assert scope.steps == 5
+    run = dynscope.load(path)
+    assert run.steps.tolist() == ([1, 2, 3, 4, 5] if every == 1 else [1, 3])
+    assert (run["activation/n_calls"] == 1).all()
+    assert (run["activation/nonfinite_count"] == 0).all()
+    assert (run["gradient/nonfinite_count"] == 0).all()
+    assert np.isfinite(run["activation/variance"]).all()
+    if every == 1:
+        assert len([event for event in run.events if event.kind == "skipped"]) == 3
+
+
+def test_gr_01_a_disabled_scaler_is_no_scaler(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    path = tmp_path / "run.h5"
+    with dynscope.attach(model, path, optimizer=optimizer, scaler=scaler, **OPTIONS):
+        for _ in range(2):
+            scaler.scale(model(torch.ones(3, 4)).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    run = dynscope.load(path)
+    assert run.steps.tolist() == [1, 2] and not failures(run)
+
+
+def test_gr_03_norms_are_those_applied_with_those_before_clipping_beside_them(
+    tmp_path: Path,
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    path = tmp_path / "run.h5"
+    with dynscope.attach(model, path, optimizer=optimizer, **OPTIONS) as scope:
+        model(torch.randn(3, 4)).square().mean().backward()
+        scope.before_clip()
+        before = float(nn.utils.clip_grad_norm_(model.parameters(), 1e-3))
+        optimizer.step()
+        optimizer.zero_grad()  # GR-04: at the end of a step the gradients are gone
+    run = dynscope.load(path)
+    applied, given = (
+        math.sqrt(float((run[f"gradient/{name}"].values[0].astype(float) ** 2).sum()))
+        for name in ("norm", "norm_before_clip")
+    )
+    assert math.isclose(applied, 1e-3, rel_tol=1e-3)
+    assert math.isclose(given, before, rel_tol=1e-5)
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused, self.zeroed, self.frozen = (nn.Linear(4, 4) for _ in range(4))
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.used(self.frozen(x)) + 0 * self.zeroed(x)
+
+
+def test_gr_05_13_no_gradient_is_missing_and_a_zero_gradient_is_zero(tmp_path: Path) -> None:
+    run = train(Branches(), tmp_path / "run.h5", [torch.randn(3, 4)] * 2)
+    for name in ("norm", "rms", "absmax"):
+        assert parameter(run, f"gradient/{name}", "used.weight") > 0
+        assert parameter(run, f"gradient/{name}", "zeroed.weight") == 0.0
+        for missing in ("unused", "frozen"):
+            assert math.isnan(parameter(run, f"gradient/{name}", f"{missing}.weight"))
+    assert "no gradient" in reasons(run, "unused.weight")
+    assert not reasons(run, "zeroed.weight") and not reasons(run, "frozen.weight")
+    assert site(run, "activation/variance", "frozen") > 0
+    assert not failures(run)
+
+
+def test_gr_07_a_closure_that_runs_many_times_makes_one_record(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 1), torch.randn(8, 4)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=5)
+    calls = 0
+
+    def closure() -> Tensor:
+        nonlocal calls
+        calls += 1
+        optimizer.zero_grad()
+        loss = (model(x) - 1).square().mean()
+        loss.backward()
+        return loss
+
+    path = tmp_path / "run.h5"
+    weights = [model.weight.detach().clone()]
+    with dynscope.attach(model, path, optimizer=optimizer, **OPTIONS):
+        for _ in range(2):
+            optimizer.step(closure)
+            weights.append(model.weight.detach().clone())
+            assert model.weight.grad is not None
+    run = dynscope.load(path)
+    assert run.steps.tolist() == [1, 2]
+    assert run["activation/n_calls"].sum() == calls > 2
+    assert math.isclose(
+        parameter(run, "gradient/norm", "weight", 1), norm(model.weight.grad), rel_tol=1e-5
+    )
+    for row in range(2):
+        moved = norm(weights[row + 1] - weights[row])
+        assert math.isclose(parameter(run, "update/norm", "weight", row), moved, rel_tol=1e-4)
+
+
+def test_gr_09_without_a_grad_attribute_norms_are_missing_with_a_notice(tmp_path: Path) -> None:
+    model, x = nn.Linear(4, 4), torch.randn(3, 4)
+    path = tmp_path / "run.h5"
+    with dynscope.attach(model, path, **OPTIONS) as scope:
+        for _ in range(2):
+            gradients = torch.autograd.grad(model(x).square().mean(), [*model.parameters()])
+            with torch.no_grad():
+                for p, g in zip(model.parameters(), gradients, strict=True):
+                    p -= 0.1 * g
+            scope.step()
+    run = dynscope.load(path)
+    assert run["gradient/norm"].isnull().all()
+    assert (run["update/norm"] > 0).all()
+    assert site(run, "activation_gradient/norm", "") > 0
+    assert "no parameter had a gradient" in reasons(run, "")
+
+
+def test_gr_11_the_gradient_is_the_accumulated_one(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    path = tmp_path / "run.h5"
+    with dynscope.attach(model, path, optimizer=optimizer, **OPTIONS):
+        y = model(torch.randn(3, 4))
+        y.sum().backward(retain_graph=True)
+        y.square().sum().backward()
+        wanted = norm(model.weight.grad)
+        optimizer.step()
+    run = dynscope.load(path)
+    assert math.isclose(parameter(run, "gradient/norm", "weight"), wanted, rel_tol=1e-5)
+
+
+def test_gr_12_the_gradients_of_a_discriminator_are_those_of_its_own_step(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    g, d = nn.Linear(2, 4), nn.Linear(4, 1)
+    optimizer_g, optimizer_d = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (g, d))
+    path = tmp_path / "run.h5"
+    wanted = []
+    with dynscope.attach(d, path, optimizer=optimizer_d, **OPTIONS):
+        for _ in range(3):
+            optimizer_d.zero_grad()
+            (d(g(torch.randn(3, 2)).detach()) - d(torch.randn(3, 4))).square().mean().backward()
+            wanted.append(norm(d.weight.grad))
+            optimizer_d.step()
+            optimizer_g.zero_grad()
+            (100 * d(g(torch.randn(3, 2)))).mean().backward()  # leaves gradients in d
+            optimizer_g.step()
+    run = dynscope.load(path)
+    got = [parameter(run, "gradient/norm", "weight", row) for row in range(3)]
+    assert np.allclose(got, wanted, rtol=1e-5)
+
+
+def test_gr_15_repeated_rows_of_a_sparse_gradient_are_added_up(tmp_path: Path) -> None:
+    norms = []
+    for sparse in (True, False):
+        model = nn.Embedding(10, 4, sparse=sparse)
+        path = tmp_path / f"{sparse}.h5"
+        run = train(model, path, [torch.tensor([1, 1])], loss=lambda y: y.sum())
+        norms.append(parameter(run, "gradient/norm", "weight"))
+        assert math.isclose(parameter(run, "update/norm", "weight"), 0.04, rel_tol=1e-4)
+        assert not failures(run)
+    assert norms == [4.0, 4.0]
+
+
+def test_gr_17_parameters_put_in_place_of_others_are_followed(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(3, 4)
+    path = tmp_path / "run.h5"
+    with dynscope.attach(model, path, **OPTIONS) as scope:
+        model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)
+        model[1].weight = nn.Parameter(torch.randn(4, 4))
+        model(x).square().mean().backward()
+        wanted = {name: norm(p.grad) for name, p in model.named_parameters()}
+        scope.step()
+    run = dynscope.load(path)
+    for name, value in wanted.items():
+        assert math.isclose(parameter(run, "gradient/norm", name), value, rel_tol=1e-5)
+
+
+def test_gr_18_infinite_gradients_are_counted_and_left_as_they_are(tmp_path: Path) -> None:
+    model = nn.Linear(2, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    path = tmp_path / "run.h5"
+    with dynscope.attach(model, path, optimizer=optimizer, metrics="full", **OPTIONS) as scope:
+        model(torch.ones(1, 2)).sum().backward()
+        model.weight.grad = torch.tensor([[math.inf, 1.0]])
+        scope.before_clip()
+        optimizer.step()
+        assert model.weight.grad.tolist() == [[math.inf, 1.0]]
+    run = dynscope.load(path)
+    assert parameter(run, "gradient/norm", "weight") == math.inf
+    assert parameter(run, "gradient/nonfinite_count", "weight") == 1
+    assert not failures(run)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_gr_19_hooks_of_the_users_that_change_gradients_are_respected(
+    tmp_path: Path, first: bool
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+
+    def clamp(g: Tensor) -> Tensor:
+        return g.clamp(-1e-3, 1e-3)
+
+    if first:
+        model.weight.register_hook(clamp)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    path = tmp_path / "run.h5"
+    with dynscope.attach(model, path, optimizer=optimizer, **OPTIONS):
+        if not first:
+            model.weight.register_hook(clamp)
+        model(torch.randn(3, 4)).square().sum().backward()
+        wanted = norm(model.weight.grad)
+        optimizer.step()
+    assert wanted <= 4e-3 * (1 + 1e-6)
+    run = dynscope.load(path)
+    assert math.isclose(parameter(run, "gradient/norm", "weight"), wanted, rel_tol=1e-5)
