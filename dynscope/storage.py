@@ -108,7 +108,7 @@ def _open(path: Path) -> "h5py.File":
 
 def _is_whole(path: Path) -> bool:
     """Whether a live file is as long as it says; a writer that just flushes it is waited for."""
-    for _ in range(20):
+    for _ in range(5):
         if path.stat().st_size >= stated_length(_first_bytes(path)):
             return True
         time.sleep(0.01)

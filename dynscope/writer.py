@@ -19,6 +19,7 @@ import numpy as np
 from dynscope import storage
 from dynscope.catalogue import Metric
 from dynscope.errors import InputError
+from dynscope.live import LiveFile, beside
 from dynscope.lock import Lock
 from dynscope.run import Run
 from dynscope.schema import (
@@ -42,7 +43,6 @@ Derive = Callable[[dict[str, np.ndarray[Any, Any]]], dict[str, np.ndarray[Any, A
 
 FLUSH_SECONDS = 1.0
 FLUSH_BYTES = 32 * 1024 * 1024
-RESERVE = 1024 * 1024  # bytes of free disk below which nothing more is written
 
 _WIDTH = {c.path: int(c.dtype[1:]) for c in COLUMNS if c.dtype.startswith("S")}
 _NUMBER = {c.path: np.dtype(c.dtype).type for c in COLUMNS if not c.dtype.startswith("S")} | {
@@ -73,7 +73,6 @@ class RunWriter:
         self.segment = 0
         self._created = datetime.now(UTC).isoformat(timespec="seconds")
         self._header = header
-        self._sizes = dict.fromkeys(GROWING, 0)
         self._pending: dict[str, list[dict[str, Any]]] = {axis: [] for axis in GROWING}
         self._pending_bytes = 0
         self._overflow = b""
@@ -81,7 +80,6 @@ class RunWriter:
         self._places: dict[str, dict[str, int]] = {"site": {}, "parameter": {}}
         self._order: dict[str, list[int]] = {"site": [], "parameter": []}
         self._flushed = time.monotonic()
-        self._file: h5py.File
         self._over = False
         self._told: set[str] = set()
         _check_path(self.path, overwrite, resume)
@@ -215,7 +213,7 @@ class RunWriter:
     def _text(self, text: str, width: int) -> bytes:
         if (text, width) in self._long:
             return self._long[text, width]
-        cell, rest = fit(encode(text), width, self._sizes["overflow"] + len(self._overflow))
+        cell, rest = fit(encode(text), width, self._file.sizes["overflow"] + len(self._overflow))
         self._overflow += rest
         if rest:
             self._long[text, width] = cell
@@ -238,129 +236,19 @@ class RunWriter:
         if self._over or not any(self._pending.values()):
             return
         try:
-            self._check_space()
-            self._write(self._grown())
+            self._check_space(self._pending_bytes)
+            self._file.append(self._pending, self._overflow)
         except Exception as error:
             self.abandon()
             raise OSError(f"{self.path}: writing failed, {error}") from error
-
-    def _grown(self) -> dict[str, int]:
-        sizes = {axis: n + len(self._pending[axis]) for axis, n in self._sizes.items()}
-        sizes["overflow"] += len(self._overflow)
-        return sizes
-
-    def _write(self, sizes: dict[str, int]) -> None:
-        if self._should_widen(sizes):
-            self._swap(self._file, expected=sizes)
-        file = self._file
-        for axis in GROWING:
-            if sizes[axis] != file[axis].shape[0]:
-                file[axis].resize((sizes[axis],))
-        if self._overflow:
-            file["overflow"][self._sizes["overflow"] :] = np.frombuffer(self._overflow, np.uint8)
-        for axis in ("step", "weight_step"):
-            if self._pending[axis]:
-                file[axis][self._sizes[axis] :] = [r[axis] for r in self._pending[axis]]
-        for array in self._arrays:
-            shape = tuple(storage.length(axis, sizes, self._header) for axis in array.axes)
-            dataset = file[array.path]
-            if dataset.shape != shape:
-                dataset.resize(shape)
-            self._write_rows(dataset, array)
-        file.flush()
-        file["committed"][:] = [sizes[axis] for axis in GROWING]
-        file.flush()
-        self._sizes = sizes
         self._pending = {axis: [] for axis in GROWING}
         self._pending_bytes = 0
         self._overflow = b""
 
-    def _write_rows(self, dataset: "h5py.Dataset", array: storage.Array) -> None:
-        records = self._pending[array.axes[0]]
-        cells = [(i, r[array.path]) for i, r in enumerate(records) if array.path in r]
-        if not cells:
-            return
-        start = self._sizes[array.axes[0]]
-        if len(array.axes) == 1:
-            dataset[start:] = np.array([value for _, value in cells], dtype=array.dtype)
-            return
-        block = np.full((len(records), *dataset.shape[1:]), dataset.fillvalue, dtype=array.dtype)
-        for i, value in cells:
-            block[i, : len(value)] = value
-        dataset[start:] = block
-
-    def _should_widen(self, sizes: Mapping[str, int]) -> bool:
-        """Whether the first row of an axis comes with another width than the file is chunked for."""
-        begins = any(not self._sizes[a] and self._pending[a] for a in ("step", "weight_step"))
-        return begins and any(sizes[a] != self._expected[a] for a in ("site", "parameter"))
-
-    def _check_space(self) -> None:
+    def _check_space(self, size: int) -> None:
         """Stop before the disk is full: HDF5 does not survive a write that fails."""
-        needed = RESERVE + 2 * self._pending_bytes + storage.LIVE_CHUNK * len(self._arrays)
-        if self._free() < needed:
+        if self._file.free_space() < 2 * size + self._file.smallest_growth:
             raise OSError(errno.ENOSPC, "no space left on the device", str(self.path))
-
-    def _free(self) -> float:
-        """Bytes free where the run is written; unlimited where the file system does not say."""
-        try:
-            status = os.statvfs(self.path.parent)
-        except OSError:
-            return float("inf")
-        return status.f_bavail * status.f_frsize if status.f_blocks else float("inf")
-
-    # The file itself
-
-    def _begin(self, resume: bool) -> None:
-        if resume and self.path.exists() and self.path.stat().st_size:
-            with storage.reading(self.path) as source:
-                self._continue(Run(self.path), storage.committed_sizes(source))
-                self._create(source)
-        else:
-            self._create(None)
-
-    def _create(self, source: "h5py.File | None") -> None:
-        self._by_name = {metric.name: metric for metric in self._header.metrics}
-        self._arrays = storage.arrays_of(self._header)
-        try:
-            self._swap(source, expected=self._sizes)
-        except OSError as error:
-            raise InputError(f"{self.path}: cannot be written ({error})") from error
-
-    def _continue(self, old: Run, sizes: dict[str, int]) -> None:
-        """Take over what the run that is resumed knew."""
-        self._sizes = sizes
-        self._created = old.metadata.created
-        known = {metric.name: metric.axes for metric in self._header.metrics}
-        for metric in old.metrics:
-            if known.get(metric.name, metric.axes) != metric.axes:
-                raise InputError(
-                    f"{self.path}: {metric.name} has axes {metric.axes} in this run and "
-                    f"{known[metric.name]} now; record to another path"
-                )
-        groups = max(self._header.optimizer_groups, old.optimizer_groups)
-        metrics = (*self._header.metrics, *(m for m in old.metrics if m.name not in known))
-        self._header = replace(self._header, metrics=metrics, optimizer_groups=groups)
-        self._places["site"] = {site.path: i for i, site in enumerate(old.sites)}
-        self._places["parameter"] = {p.name: i for i, p in enumerate(old.parameters)}
-        self.last_step = old.last_step
-        self.segment = old.segments
-
-    def _swap(self, source: "h5py.File | None", *, expected: Mapping[str, int]) -> None:
-        """Put a live file in place, filled with what is committed so far, and write there."""
-        self._expected = dict(expected)
-        beside = self._beside()
-        file = storage.create(beside, self._header, self._created, self._sizes, expected=expected)
-        if source is not None:
-            storage.copy(source, file, self._header, self._lock.touch)
-        file.swmr_mode = True
-        file.flush()
-        beside.replace(self.path)
-        self._file = file
-        if source is not None:
-            source.close()
-
-    def _beside(self) -> Path:
-        return self.path.with_name(self.path.name + ".tmp")
 
     def close(self) -> None:
         """Write what is pending, compress the file and mark it as closed. May be called twice."""
@@ -368,12 +256,7 @@ class RunWriter:
             return
         try:
             self.flush()
-            if self._free() > self.path.stat().st_size + RESERVE:
-                self._compress()
-                self._file.close()
-            else:
-                self._file.close()
-                self._mark_closed()
+            self._file.close()
         finally:
             self.abandon()
 
@@ -383,23 +266,46 @@ class RunWriter:
         The only thing to do after a failed write, since HDF5 does not survive another call.
         """
         self._over = True
-        self._beside().unlink(missing_ok=True)
+        beside(self.path).unlink(missing_ok=True)
         self._lock.release()
 
-    def _compress(self) -> None:
-        beside = self._beside()
-        with storage.create(beside, self._header, self._created, self._sizes) as closed:
-            storage.copy(self._file, closed, self._header, self._lock.touch)
-        with beside.open("rb") as stream:
-            os.fsync(stream.fileno())
-        beside.replace(self.path)
+    # Beginning and resuming
 
-    def _mark_closed(self) -> None:
-        """Where the disk has no room for a second copy the file stays as it is, uncompressed."""
-        import h5py
+    def _begin(self, resume: bool) -> None:
+        if resume and self.path.exists() and self.path.stat().st_size:
+            with storage.reading(self.path) as source:
+                sizes = storage.committed_sizes(source)
+                self._continue(Run(self.path))
+                self._create(sizes, source)
+        else:
+            self._create(dict.fromkeys(GROWING, 0), None)
 
-        with h5py.File(self.path, "r+", locking=False) as file:
-            file.attrs["closed"] = 1
+    def _create(self, sizes: dict[str, int], source: "h5py.File | None") -> None:
+        self._by_name = {metric.name: metric for metric in self._header.metrics}
+        try:
+            self._file = LiveFile(
+                self.path, self._header, self._created, sizes, source, self._lock.touch
+            )
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be written ({error})") from error
+
+    def _continue(self, old: Run) -> None:
+        """Take over what the run that is resumed knew."""
+        self._created = old.metadata.created
+        known = {metric.name: metric.axes for metric in self._header.metrics}
+        for metric in old.metrics:
+            if known.get(metric.name, metric.axes) != metric.axes:
+                raise InputError(
+                    f"{self.path}: {metric.name} has axes {metric.axes} in this run and "
+                    f"{known[metric.name]} now; record to another path"
+                )
+        metrics = (*self._header.metrics, *(m for m in old.metrics if m.name not in known))
+        groups = max(self._header.optimizer_groups, old.optimizer_groups)
+        self._header = replace(self._header, metrics=metrics, optimizer_groups=groups)
+        self._places["site"] = {site.path: i for i, site in enumerate(old.sites)}
+        self._places["parameter"] = {p.name: i for i, p in enumerate(old.parameters)}
+        self.last_step = old.last_step
+        self.segment = old.segments
 
 
 def _check_path(path: Path, overwrite: bool, resume: bool) -> None:

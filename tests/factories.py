@@ -190,6 +190,9 @@ def _weight_rows(
         "weight/weibull_r2": np.where(matrix, 0.997, np.nan),
         "weight/weibull_ks": np.where(matrix, 0.01, np.nan),
         "weight/weibull_n": np.where(matrix, 0.8 * size**2, np.nan),
+        "weight/weibull_k_standard_error": np.where(matrix, 1.4 / size, np.nan),
+        "weight/zero_fraction": np.zeros(len(size)),
+        "weight/nonfinite_count": np.zeros(len(size)),
     }  # fmt: skip
 
 

@@ -1,7 +1,6 @@
 """The run file in the situations that lose data elsewhere, each by its id."""
 
 import errno
-import multiprocessing
 import os
 import resource
 import signal
@@ -54,8 +53,11 @@ def script(body: str, *arguments: str, **options: Any) -> "subprocess.CompletedP
         def record(step): f.row(step, 0.0, {"activation/variance": np.full(2, step, "f4")})
     """
     code = textwrap.dedent(head) + textwrap.dedent(body)
-    options = {"capture_output": True, "text": True, "timeout": 60, "cwd": ROOT, "check": False} | options
-    return subprocess.run([sys.executable, "-c", code, *arguments], **options)  # noqa: PLW1510
+    settings: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 60, "cwd": ROOT}
+    command = [sys.executable, "-c", code, *arguments]
+    done: subprocess.CompletedProcess[str]
+    done = subprocess.run(command, check=False, **(settings | options))
+    return done
 
 
 def closed(path: Path) -> bool:
@@ -157,10 +159,6 @@ def test_h5_12_names_are_data_and_come_back_exactly(tmp_path: Path) -> None:
     assert [event.message for event in run.events] == NAMES
     assert [gap.path for gap in run.coverage] == NAMES
     assert [gap.reason for gap in run.coverage] == NAMES
-
-
-def leave_worker(queue: "multiprocessing.Queue[int]") -> None:
-    queue.put(1)
 
 
 def test_h5_13_forked_workers_neither_hang_nor_hold_nor_harm_the_file(tmp_path: Path) -> None:

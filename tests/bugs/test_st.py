@@ -50,7 +50,7 @@ def test_st_05_steps_repeat_go_back_and_are_large_and_of_any_integer_type(tmp_pa
     steps = [np.int64(5), Tensor(), 2**40, 5, 3, np.int32(2**31 - 1), 2**31, 10**30, np.uint8(9)]
     for i, step in enumerate(steps):
         feed.row(step, 0.0, {"activation/variance": np.array([float(i)])})  # type: ignore[arg-type]
-        feed.scalars(step, 0.0, {"loss": np.float32(i)})  # type: ignore[arg-type]
+        feed.scalars(step, 0.0, {"loss": np.float32(i)})  # type: ignore[arg-type, dict-item]
     feed.close()
     run = load(path)
     assert run.steps.tolist() == [3, 5, 9, 2**31 - 1, 2**31, 2**40]

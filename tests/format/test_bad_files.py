@@ -87,7 +87,7 @@ def read_all(path: Path) -> None:
 def test_a_shortened_live_file_is_refused_not_read_as_zeros(tmp_path: Path) -> None:
     whole = make_run(tmp_path / "whole.h5", close=False).read_bytes()
     path = tmp_path / "run.h5"
-    for share in (0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9):
+    for share in (0.01, 0.03, 0.2, 0.5, 0.9):
         path.write_bytes(whole[: int(share * len(whole))])
         with pytest.raises(InputError, match="truncated"):
             read_all(path)
