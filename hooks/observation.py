@@ -64,6 +64,7 @@ class Row:
     paired: bool = False  # the angle to the module's own input is measured
     dtypes: list[torch.dtype] = field(default_factory=list)  # of its outputs, as they first came
     speechless: bool = False  # called, with no floating tensor in its output
+    counted: bool = False  # in this step, by a forward that was no recomputation
     expects_gradient: bool = False
     quiet: bool = False
 
@@ -134,14 +135,25 @@ class Observer:
         started = time.perf_counter()
         place = self.rows[row]
         try:
-            # A forward inside a backward is a recomputation: it was counted the first time.
-            first = mode == BACKWARD or torch._C._current_graph_task_id() == -1
-            if first and not place.quiet and self.switch.armed and _observable(x):
+            if self._counts(place, mode) and not place.quiet and _observable(x):
                 with torch.no_grad(), _one_at_a_time:
                     self._reduce(row, mode, _local(x), reference, seen)
         except Exception as error:
             self.fail(row, error)
         self.cost += time.perf_counter() - started
+
+    def _counts(self, place: Row, mode: int) -> bool:
+        """Whether this is not a forward that was counted before.
+
+        A forward inside a backward is a recomputation. It is the first that is seen of a part of
+        the model under reentrant checkpointing that is called by itself: with grad mode off, as
+        in an evaluation.
+        """
+        if mode != BACKWARD and torch._C._current_graph_task_id() == -1:
+            place.counted = True
+        elif mode != BACKWARD and place.counted:
+            return False
+        return self.switch.armed
 
     def fail(self, row: int, error: Exception) -> None:
         """The row goes quiet and the run goes on."""
@@ -193,6 +205,8 @@ class Observer:
         """Start a step with nothing observed."""
         self._last = None
         self.cost = 0.0
+        for row in self.rows:
+            row.counted = False
         self.current.module = self.current.training = None
 
 

@@ -142,7 +142,10 @@ class Recorder:
                 self.steps = int(step) - 1
             if self._observer.switch.armed:
                 with self._timed():
-                    self._watch.read_gradients(self._observer.tally)
+                    if (
+                        self._observer.started or self._blind
+                    ):  # else what lies in .grad is of an earlier step
+                        self._watch.read_gradients(self._observer.tally)
                     self._watch.after_step(self._observer.tally)
             self._finish_step()
 
@@ -181,7 +184,9 @@ class Recorder:
     def _hook(self, model: nn.Module) -> list[RemovableHandle]:
         handles = self._places.hook(self.anatomy, self._observer, self._failed)
         root = self.anatomy.modules.get("", model)
-        handles += hook_root(model, root, self._observer, self._entered)
+        roots = hook_root(model, root, self._observer, self._entered)
+        self._blind = not roots  # TorchScript through and through: forwards are not seen
+        handles += roots
         if self._optimizer is not None:
             handles.append(self._optimizer.register_step_pre_hook(self._before_step))
             handles.append(self._optimizer.register_step_post_hook(self._after_step))

@@ -64,7 +64,7 @@ def test_cc_02_recomputation_counts_once(tmp_path: Path, reentrant: bool) -> Non
 class Parts(nn.Module):
     """A model whose parts are called, never itself, as in a LightningModule."""
 
-    def __init__(self, reentrant: bool = True) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.encoder, self.head = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 2)
 
@@ -75,10 +75,13 @@ class Parts(nn.Module):
 
 def test_cc_02_it_does_where_only_parts_of_the_model_are_called(tmp_path: Path) -> None:
     x = torch.randn(3, 4, requires_grad=True)
-    run = train(
-        Parts(), tmp_path / "run.h5", [x] * 2, call=lambda m, x: m.training_step(x),
-        loss=lambda loss: loss,
-    )  # fmt: skip
+
+    def step(model: Any, x: Tensor) -> Any:
+        return model.training_step(x)
+
+    run = train(Parts(), tmp_path / "run.h5", [x] * 2, call=step, loss=lambda loss: loss)
+    assert site(run, "activation/n_calls", "encoder.0", row=1) == 1
+    assert site(run, "activation_gradient/n_calls", "encoder.0", row=1) == 1
     assert site(run, "activation/n_calls", "head", row=1) == 1
 
 

@@ -152,7 +152,7 @@ def test_gr_07_a_closure_that_runs_many_times_makes_one_record(tmp_path: Path) -
         nonlocal calls
         calls += 1
         optimizer.zero_grad()
-        loss = (model(x) - 1).square().mean()
+        loss: Tensor = (model(x) - 1).square().mean()
         loss.backward()
         return loss
 
@@ -182,7 +182,7 @@ def test_gr_09_without_a_grad_attribute_norms_are_missing_with_a_notice(tmp_path
             gradients = torch.autograd.grad(model(x).square().mean(), [*model.parameters()])
             with torch.no_grad():
                 for p, g in zip(model.parameters(), gradients, strict=True):
-                    p -= 0.1 * g
+                    p.sub_(0.1 * g)
             scope.step()
     run = dynscope.load(path)
     assert run["gradient/norm"].isnull().all()
