@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dynscope.errors import DynscopeError, InputError
-from dynscope.message import REPLY, pack, unpack
+from dynscope.message import REPLY, call_of, pack, unpack
 from dynscope.schema import Header
 
 CLOSE = pack("close", {}, {})  # the last packet of a run
@@ -98,7 +98,7 @@ class ProcessLink:
                 self._restart()
         if packet == CLOSE:
             self._finish()
-        elif unpack(packet).call in ("sites", "parameters"):
+        elif call_of(packet) in ("sites", "parameters"):
             self._described.append(packet)
 
     def idle(self) -> None:

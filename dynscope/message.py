@@ -1,7 +1,8 @@
 """Calls to a writer as bytes: what goes over the pipe, and the bounded queue in front of it.
 
-A packet is two little-endian 64-bit lengths, a JSON header that names the call, its arguments and
-its arrays, and the arrays' raw bytes. No pickle: nothing of the sender runs in the writer.
+A packet is two little-endian 64-bit lengths, the name of the call in 16 bytes, a JSON header with its
+arguments and the shapes of its arrays, and the arrays' raw bytes. No pickle: nothing of the sender
+runs in the writer.
 """
 
 import json
@@ -22,7 +23,7 @@ Array = np.ndarray[Any, Any]
 
 REPLY = "dynscope-writer: "  # begins a line that the writer process answers with
 
-_LENGTHS = struct.Struct("<QQ")
+_PREFIX = struct.Struct("<QQ16s")
 
 
 @dataclass(frozen=True)
@@ -64,20 +65,19 @@ class Message:
 
 def pack(call: str, arguments: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:
     """A message as one packet; the arrays are copied, so the caller may reuse them."""
-    plain = {name: np.ascontiguousarray(a).reshape(a.shape) for name, a in arrays.items()}
-    shapes = [[name, a.dtype.str, list(a.shape)] for name, a in plain.items()]
-    head = to_json({"call": call, "arguments": arguments, "arrays": shapes}).encode()
-    bodies = [a.tobytes() for a in plain.values()]
-    return b"".join([_LENGTHS.pack(len(head), sum(map(len, bodies))), head, *bodies])
+    shapes = [[name, a.dtype.str, a.shape] for name, a in arrays.items()]
+    head = to_json({"arguments": arguments, "arrays": shapes}).encode()
+    body = b"".join([a.tobytes() for a in arrays.values()])
+    return b"".join([_PREFIX.pack(len(head), len(body), call.encode()), head, body])
 
 
 def receive(stream: BinaryIO) -> bytes | None:
     """The next whole packet, or None when the stream ends, be it in the middle of one."""
-    lengths = _exactly(stream, _LENGTHS.size)
-    if lengths is None:
+    prefix = _exactly(stream, _PREFIX.size)
+    if prefix is None:
         return None
-    rest = _exactly(stream, sum(_LENGTHS.unpack(lengths)))
-    return None if rest is None else lengths + rest
+    rest = _exactly(stream, sum(_PREFIX.unpack(prefix)[:2]))
+    return None if rest is None else prefix + rest
 
 
 def _exactly(stream: BinaryIO, size: int) -> bytes | None:
@@ -85,15 +85,20 @@ def _exactly(stream: BinaryIO, size: int) -> bytes | None:
     return content if len(content) == size else None
 
 
+def call_of(packet: bytes) -> str:
+    name: bytes = _PREFIX.unpack_from(packet)[2]
+    return name.rstrip(b"\0").decode()
+
+
 def unpack(packet: bytes) -> Message:
-    start = _LENGTHS.size + _LENGTHS.unpack_from(packet)[0]
-    head = json.loads(packet[_LENGTHS.size : start])
+    start = _PREFIX.size + _PREFIX.unpack_from(packet)[0]
+    head = json.loads(packet[_PREFIX.size : start])
     arrays = {}
     for name, dtype, shape in head["arrays"]:
         count = int(np.prod(shape, dtype=int))
         arrays[name] = np.frombuffer(packet, dtype, count, start).reshape(shape)
         start += arrays[name].nbytes
-    return Message(head["call"], head["arguments"], arrays)
+    return Message(call_of(packet), head["arguments"], arrays)
 
 
 class Backlog:

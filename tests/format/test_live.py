@@ -11,13 +11,14 @@ from tests.format.kills import check_values, start
 
 def test_a_live_run_is_read_again_and_again_while_it_grows(tmp_path: Path) -> None:
     path = tmp_path / "run.h5"
-    process = start(path, steps=800, delay=0.002)
+    process = start(path, steps=800, delay=0.005)
     lengths, reads, closed = [], 0, False
     while not closed:
         run = load(path)
         check_values(run)
         lengths.append(len(run.steps))
         reads, closed = reads + 1, run.metadata.closed
+        time.sleep(0.1)
     assert process.wait() == 0
     assert reads > 5
     assert lengths == sorted(lengths)
