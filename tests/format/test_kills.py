@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -120,3 +121,23 @@ def test_when_both_are_killed_the_file_opens_unclosed_and_can_be_resumed(tmp_pat
     assert again.metadata.closed
     check_values(again)
     assert again.steps.tolist() == run.steps.tolist()
+
+
+@pytest.mark.slow
+def test_a_writer_killed_while_it_closes_leaves_a_file_that_opens_with_every_row(
+    tmp_path: Path,
+) -> None:
+    for trial, delay in enumerate(np.linspace(0, 0.4, 12)):
+        path = tmp_path / f"{trial}.h5"
+        process = start(path, steps=10**6, delay=0.001)
+        time.sleep(1.5)
+        child = writer_of(process)
+        process.kill()  # the writer now writes what it has, compresses and swaps
+        process.wait()
+        time.sleep(delay)
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        run = load(path)
+        check_values(run)
+        assert run.steps.tolist() == list(range(1, len(run.steps) + 1))
+        assert len(run.steps) > 100
