@@ -120,6 +120,8 @@ class Observer:
         ``module.training`` does not tell. What tells is the grad mode in which the model was
         entered: the first pass of reentrant checkpointing runs with it off inside such a forward.
         """
+        if torch._C._get_tracing_state() is not None:
+            return False  # torch.jit.trace would take what is done here for the model's work
         training = self.current.training
         return torch.is_grad_enabled() if training is None else training
 

@@ -59,8 +59,13 @@ class ParameterWatch:
                 self._owners[i] = anatomy.modules.get(path, _REMOVED), attribute
 
     def numel(self) -> np.ndarray:
-        """Elements of each parameter, 0 where it has none yet."""
-        return np.array([0 if p is None or is_lazy(p) else p.numel() for p in self.current()])
+        """Numbers in each parameter, two to a complex element; 0 where it has none yet."""
+        return np.array(
+            [
+                0 if p is None or is_lazy(p) else p.numel() * (1 + p.is_complex())
+                for p in self.current()
+            ]
+        )
 
     def current(self) -> list[Tensor | None]:
         """The parameters as they are now; None where one was removed."""
@@ -77,8 +82,8 @@ class ParameterWatch:
             gradient = _dense(parameter.grad)
             if gradient is None:
                 return
-            seen = self._squares(gradient, scale)
-            _write(tally, i, ("squares", "nonfinite", "absmax", "count"), (*seen, gradient.numel()))
+            seen, count = self._squares(gradient, scale), _local(parameter).numel()
+            _write(tally, i, ("squares", "nonfinite", "absmax", "count"), (*seen, count))
             true = gradient if scale is None else gradient / scale
             self._own.add("gradient", tally, i, self.names[i], true)
 
@@ -132,7 +137,7 @@ class ParameterWatch:
         self._before.clear()
 
     def _sample(self, parameter: Tensor) -> Tensor:
-        flat = _local(parameter.detach()).flatten()
+        flat = _real(_local(parameter.detach())).flatten()
         if self._full or flat.numel() <= UPDATE_SAMPLE:
             return flat
         lines = flat[: flat.numel() // LINE * LINE].view(-1, LINE)
@@ -163,7 +168,9 @@ class ParameterWatch:
 def read_optimizer(optimizer: torch.optim.Optimizer, tally: Tally) -> None:
     """The settings of each parameter group, as the coming step uses them."""
     for row, group in zip(tally.optimizer, optimizer.param_groups, strict=False):
-        betas = group.get("betas", (group.get("momentum", torch.nan), torch.nan))
+        betas = group.get("betas")
+        if not isinstance(betas, (tuple, list)) or len(betas) < 2:
+            betas = (group.get("beta1", group.get("momentum")), group.get("beta2"))
         settings: dict[str, Any] = {**group, "beta1": betas[0], "beta2": betas[1]}
         for i, name in enumerate(OPTIMIZER):
             value = settings.get(name, torch.nan)
@@ -193,13 +200,18 @@ def _local(x: Tensor) -> Tensor:
 
 
 def _dense(gradient: Tensor | None) -> Tensor | None:
-    """The values of a gradient: repeated rows of a sparse one are added up first."""
+    """The numbers of a gradient: repeated rows of a sparse one are added up first."""
     if gradient is None:
         return None
     gradient = _local(gradient.detach())
     if gradient.is_sparse:
         gradient = gradient.coalesce().values()
-    return gradient if gradient.numel() else None
+    return _real(gradient) if gradient.numel() else None
+
+
+def _real(x: Tensor) -> Tensor:
+    """The parts of complex numbers as numbers: their squares add up to the same."""
+    return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
 
 
 def _write(tally: Tally, row: int, names: Sequence[str], values: Sequence[Tensor | float]) -> None:

@@ -93,12 +93,13 @@ class Tally:
         """Add named sums to ``row`` and raise its named maxima (a NaN stays)."""
         if self.on_host is not None:
             sums, maxima = self.on_host["sums"], self.on_host["maxima"]
-            for name, value in values.items():
-                if name in _SUM:
-                    sums[row, _SUM[name]] += float(value)
-                else:
-                    cell = maxima[row, _MAX[name] :][:1]
-                    np.maximum(cell, float(value), out=cell)
+            with np.errstate(invalid="ignore"):  # infinities of both signs make a NaN, and may
+                for name, value in values.items():
+                    if name in _SUM:
+                        sums[row, _SUM[name]] += float(value)
+                    else:
+                        cell = maxima[row, _MAX[name] :][:1]
+                        np.maximum(cell, float(value), out=cell)
             return
         self.sums[row] += self._vector(values, SUMS)
         torch.maximum(self.maxima[row], self._vector(values, MAXIMA), out=self.maxima[row])
