@@ -63,6 +63,7 @@ def attach(
     """
     if resume and overwrite:
         raise InputError("resume=True and overwrite=True contradict each other: give one", 2)
+    _check(model, optimizer, scaler)
     wrapped, model = model, getattr(model, "_orig_mod", model)
     anatomy = Anatomy.of(model, blocks)
     chosen = _choose(metrics)
@@ -111,6 +112,19 @@ def attach(
     if summary:
         print(_summary(feed.path, places, anatomy, chosen, every), file=sys.stderr)
     return recorder
+
+
+def _check(model: object, optimizer: object, scaler: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise InputError(f"{type(model).__name__} is no model: give a torch.nn.Module", 2)
+    if optimizer is not None and not hasattr(optimizer, "register_step_pre_hook"):
+        raise InputError(
+            f"optimizer={type(optimizer).__name__}: give one torch.optim.Optimizer; of several the "
+            "one whose steps are counted, or none and call scope.step() once per step",
+            2,
+        )
+    if scaler is not None and not hasattr(scaler, "get_scale"):
+        raise InputError(f"scaler={type(scaler).__name__}: give a torch.amp.GradScaler", 2)
 
 
 @dataclass(frozen=True)
