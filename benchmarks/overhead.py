@@ -7,7 +7,6 @@ plain models: what it is away from 1 is noise.
 """
 
 import multiprocessing
-import re
 import statistics
 import tempfile
 import time
@@ -219,8 +218,8 @@ def _peak_here(shape: Shape, config: Config) -> float:
             training.step()
         training.close()
     # Not getrusage: a child's maximum there begins at its parent's size.
-    status = Path("/proc/self/status").read_text()
-    return int(re.search(r"VmHWM:\s+(\d+) kB", status).group(1)) / 2**10
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(lines["VmHWM"].split()[0]) / 2**10
 
 
 def table(shape: Shape, rows: dict[str, Config], rounds: int) -> str:

@@ -42,7 +42,7 @@ def block_gradient(run: dynscope.Run) -> NDArray[np.float64]:
     """Gradient norm of every block's parameters together, averaged over the run: (block,)."""
     squares = run["gradient/norm"] ** 2
     blocks = squares[:, squares.depth >= 0].groupby("depth").sum("parameter")
-    return np.asarray(np.sqrt(blocks).mean("step"), np.float64)
+    return np.asarray((blocks**0.5).mean("step"), np.float64)
 
 
 def claims(pre: dynscope.Run, mix: dynscope.Run) -> list[Claim]:
@@ -98,7 +98,7 @@ def main(
     console = Console(highlight=False, soft_wrap=True)
     with console.status("Drawing the page"):
         page.write_text(reports.compare([pre, mix]).html, encoding="utf-8")
-    console.print(f"\nOpen [bold]{page}[/bold] in a browser. Its depth profiles show:")
+    console.print(f"\nOpen [bold]{page}[/bold] in a browser. The two runs say, by depth:")
     for claim in claims(pre, mix):
         mark = "[green]✓[/green]" if claim.held else "[red]✗ not as expected:[/red]"
         console.print(f"  {mark} {claim.text}")
