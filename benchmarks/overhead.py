@@ -251,9 +251,9 @@ def main(rounds: int = 30, sites: str = "", metrics: str = "", quick: bool = Fal
         control = next(iter(ROWS))
         name = f"{chosen['sites']}, {chosen['metrics']}, every step"
         rows = {control: None, name: STANDARD | chosen}
-    shape = TOY if quick else Shape()
+    shape, rounds = (TOY, 3) if quick else (Shape(), rounds)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {rounds} rounds\n")
-    print(table(shape, rows, 3 if quick else rounds))
+    print(table(shape, rows, rounds))
 
 
 if __name__ == "__main__":
