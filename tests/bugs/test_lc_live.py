@@ -1,0 +1,373 @@
+"""A recording's life beside a training's; one test per reported case."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dynscope
+from dynscope.errors import InputError
+from tests.live import failures, parameter, reasons, site, squares
+
+pytestmark = pytest.mark.usefixtures("quick_writer")
+OPTIONS: dict[str, Any] = {"every": 1, "sites": "leaves", "summary": False}
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> None:
+    optimizer.zero_grad()
+    squares(model(x)).backward()
+    optimizer.step()
+
+
+def test_lc_01_a_module_put_in_place_of_another_is_followed(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+    gone, x = model[1][0], torch.randn(3, 4)  # type: ignore[index]
+    path = tmp_path / "run.h5"
+    with dynscope.attach(model, path, **OPTIONS) as scope:
+        for i in range(4):
+            if i == 2:
+                model[1] = nn.Sequential(nn.Linear(4, 4))
+            model.zero_grad()
+            y = model[0](x).detach()
+            squares(model(x)).backward()
+            scope.step()
+    run = dynscope.load(path)
+    assert not gone._forward_hooks
+    wanted = model[1](y).detach().double().numpy().var()
+    assert np.isclose(site(run, "activation/variance", "1.0", 3), wanted, rtol=1e-5)
+    gradient = model[1][0].weight.grad  # type: ignore[index]
+    assert np.isclose(parameter(run, "gradient/norm", "1.0.weight", 3), gradient.norm(), rtol=1e-5)
+    assert np.isnan(site(run, "activation/variance", "1.1", 3))
+    assert np.isnan(parameter(run, "gradient/norm", "1.1.weight", 3))
+    assert any(e.kind == "replaced" and e.message.startswith("1:") for e in run.events)
+    assert not failures(run)
+
+
+def test_lc_02_rows_are_there_whatever_ends_the_loop(tmp_path: Path) -> None:
+    for i, ending in enumerate((RuntimeError, KeyboardInterrupt, SystemExit)):
+        model = nn.Linear(4, 4)
+        optimizer = sgd(model)
+        path = tmp_path / f"{i}.h5"
+        with (
+            pytest.raises(ending),
+            dynscope.attach(model, path, optimizer=optimizer, **OPTIONS) as scope,
+        ):
+            for n in range(1, 11):
+                step(model, optimizer, torch.randn(3, 4))
+                scope.log(loss=n)
+                if n == 6:
+                    raise ending
+        run = dynscope.load(path)
+        assert run.steps.tolist() == [1, 2, 3, 4, 5, 6] and run.metadata.closed
+        assert run.scalars("loss").values.tolist() == [1, 2, 3, 4, 5, 6]
+        assert not model._forward_hooks
+
+
+@pytest.mark.parametrize(
+    "end",
+    ["", *(pytest.param(e, marks=pytest.mark.slow) for e in ("raise OSError", "sys.exit(3)"))],
+)
+def test_lc_02_a_script_that_never_closes_loses_no_row(tmp_path: Path, end: str) -> None:
+    path = tmp_path / "run.h5"
+    code = f"""
+        import sys, torch, dynscope
+        model = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scope = dynscope.attach(model, {str(path)!r}, optimizer=optimizer, every=1, summary=False)
+        for n in range(6):
+            model(torch.randn(3, 4)).sum().backward()
+            optimizer.step()
+            scope.log(tokens=1)
+        {end}
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
+        check=False, capture_output=True, text=True, env=os.environ | {"DYNSCOPE_FUSED": "0"},
+    )  # fmt: skip
+    assert "dynscope" not in done.stderr.replace("import sys, torch, dynscope", ""), done.stderr
+    run = dynscope.load(path)
+    assert run.steps.tolist() == [1, 2, 3, 4, 5, 6] and run.metadata.closed
+    assert run["clock/tokens"].values.tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_lc_04_forked_workers_and_children_record_nothing_and_hang_nowhere(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = sgd(model)
+    data = torch.utils.data.TensorDataset(torch.randn(12, 4))
+    path = tmp_path / "run.h5"
+    with dynscope.attach(model, path, optimizer=optimizer, **OPTIONS) as scope:
+        for _ in range(3):
+            loader: Any = torch.utils.data.DataLoader(
+                data, 4, num_workers=2, multiprocessing_context="fork"
+            )
+            for (x,) in loader:
+                step(model, optimizer, x)
+        child = os.fork()
+        if child == 0:  # a worker that trains the model too, as in Hogwild
+            step(model, optimizer, torch.randn(3, 4))
+            scope.log(loss=1.0)
+            scope.step(tokens=5)
+            scope.close()
+            os._exit(0 if scope.steps == 9 else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        step(model, optimizer, torch.randn(3, 4))
+    run = dynscope.load(path)
+    assert run.steps.tolist() == list(range(1, 11)) and not run.scalar_names
+    assert (run["activation/n_calls"] == 1).all()
+
+
+def test_lc_05_the_dtype_may_change_after_attaching(tmp_path: Path) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(3, 4)
+    optimizer = sgd(model)
+    path = tmp_path / "run.h5"
+    with dynscope.attach(model, path, optimizer=optimizer, **OPTIONS):
+        step(model, optimizer, x)
+        model.double()
+        for _ in range(2):
+            step(model, optimizer, x.double())
+    run = dynscope.load(path)
+    assert np.isfinite(run["gradient/norm"]).all() and np.isfinite(run["update/norm"]).all()
+    assert np.isfinite(run["activation/variance"]).all()
+    told = [event.message for event in run.events if event.kind == "dtype"]
+    assert told == ["0 and 1 more: float64 outputs, float32 before"]
+
+
+def test_a_closed_recorder_takes_everything_and_does_nothing(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = sgd(model)
+    path = tmp_path / "run.h5"
+    scope = dynscope.attach(model, path, optimizer=optimizer, **OPTIONS)
+    step(model, optimizer, torch.randn(3, 4))
+    scope.close()
+    for _ in range(2):
+        scope.log(loss=1.0, tokens=3)
+        scope.step(tokens=1)
+        scope.before_clip()
+        step(model, optimizer, torch.randn(3, 4))
+        scope.close()
+    with scope:
+        pass
+    assert scope.steps == 1
+    assert dynscope.load(path).steps.tolist() == [1]
+
+
+def test_scalars_that_are_no_numbers_are_left_out_and_told(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+    path = tmp_path / "run.h5"
+    names: dict[str, Any] = {
+        "a/b": 1.0,
+        "": 2.0,
+        "50%{y}": 3.0,
+        "Größe ∑": 4.0,
+        "self": 5.0,
+        "values": 6.0,
+    }
+    values: dict[str, Any] = {
+        "loss": torch.ones((), requires_grad=True).bfloat16(), "numpy": np.float32(2),
+        "text": "no", "none": None, "many": torch.ones(3),
+    }  # fmt: skip
+    with dynscope.attach(model, path, **OPTIONS) as scope:
+        scope.log(**values, **names)
+        scope.step()
+    run = dynscope.load(path)
+    assert set(run.scalar_names) == {"loss", "numpy", *names}
+    assert {name: float(run.scalars(name)[0]) for name in names} == names
+    assert len(failures(run)) == 3
+
+
+def test_weird_names_of_modules_are_kept(tmp_path: Path) -> None:
+    names = ["a/b", "50%{y}", "layer 1", "größe", "x" * 300]
+    model = nn.Sequential()
+    for name in names:
+        model.add_module(name, nn.Linear(4, 4))
+    own = dynscope.SiteMetric("activation/own", lambda x: x.abs().max(), merge="max")
+    path = tmp_path / "run.h5"
+    with dynscope.attach(model, path, metrics=["light", own], **OPTIONS) as scope:
+        squares(model(torch.randn(3, 4))).backward()
+        scope.step()
+    run = dynscope.load(path)
+    assert [s.path for s in run.sites] == names
+    assert [p.name for p in run.parameters] == [n for n, _ in model.named_parameters()]
+    assert np.allclose(run["activation/own"], run["activation/absmax"])
+    assert not failures(run)
+
+
+def test_schedules_and_metrics_of_the_users_that_raise_are_told_and_the_rest_goes_on(
+    tmp_path: Path,
+) -> None:
+    def every(step: int) -> bool:
+        if step == 3:
+            raise ZeroDivisionError("three")
+        return True
+
+    def only_wide(x: Tensor) -> Tensor:
+        if x.shape[-1] == 4:
+            raise ValueError("too narrow")
+        return x.abs().max()
+
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4)), torch.randn(3, 4)
+    optimizer = sgd(model)
+    own = [
+        dynscope.SiteMetric("activation/wide", only_wide, merge="max"),
+        dynscope.SiteMetric("activation/vector", lambda x: x),
+        dynscope.SiteMetric("gradient/wide", lambda g: only_wide(g), merge="max"),
+    ]
+    path = tmp_path / "run.h5"
+    with dynscope.attach(
+        model, path, optimizer=optimizer, metrics=["standard", *own],
+        **OPTIONS | {"every": every, "weights_every": every},
+    ):  # fmt: skip
+        for _ in range(5):
+            step(model, optimizer, x)
+    run = dynscope.load(path)
+    assert run.steps.tolist() == [1, 2, 4, 5]
+    assert run.weight_steps.tolist() == [0, 1, 2, 4, 5]
+    assert np.isfinite(run["activation/variance"]).all() and np.isfinite(run["gradient/norm"]).all()
+    assert np.array_equal(
+        run["activation/wide"].values[:, 0], run["activation/absmax"].values[:, 0]
+    )
+    assert np.isnan(run["activation/wide"].values[:, 1]).all()
+    assert np.isnan(run["activation/vector"].values).all()
+    assert "too narrow" in reasons(run, "1") and "activation/wide" in reasons(run, "1")
+    assert parameter(run, "gradient/wide", "1.weight") > 0
+    assert np.isnan(parameter(run, "gradient/wide", "0.weight"))
+    assert sum("three" in message for message in failures(run)) == 2
+
+
+def test_a_batch_that_fails_in_the_middle_of_a_step_does_not_end_the_run(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer = sgd(model)
+    path = tmp_path / "run.h5"
+    with dynscope.attach(model, path, optimizer=optimizer, **OPTIONS):
+        for i in range(4):
+            optimizer.zero_grad()
+            if i == 1:
+                with pytest.raises(RuntimeError):  # out of memory, say
+                    model(torch.randn(3, 5))
+                with torch.no_grad():  # not taken for a part of the forward that failed
+                    model[0](torch.full((3, 4), 1e6))
+            step(model, optimizer, torch.randn(3, 4))
+    run = dynscope.load(path)
+    assert run.steps.tolist() == [1, 2, 3, 4]
+    assert (run["activation/n_calls"] == 1).all()
+    assert (run["activation/absmax"] < 1e5).all()
+
+
+def test_arguments_that_cannot_be_used_are_refused_in_one_line(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = sgd(model)
+    path = tmp_path / "run.h5"
+    wrong: list[dict[str, Any]] = [
+        {"optimizer": [optimizer, optimizer]},
+        {"optimizer": model.parameters()},
+        {"optimizer": optimizer, "scaler": optimizer},
+    ]
+    for arguments in wrong:
+        with pytest.raises(InputError):
+            dynscope.attach(model, path, **OPTIONS, **arguments)
+    with pytest.raises(InputError):
+        dynscope.attach(lambda x: x, path, **OPTIONS)  # type: ignore[arg-type]
+    assert not path.exists() and not model._forward_hooks
+
+
+def test_several_optimizers_step_a_model_with_one_recorder(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    first, second = (torch.optim.Adam(m.parameters(), lr=0.1) for m in model)
+    path = tmp_path / "run.h5"
+    with dynscope.attach(model, path, optimizer=first, **OPTIONS):
+        for _ in range(2):
+            squares(model(torch.randn(3, 4))).backward()
+            second.step()
+            first.step()
+    run = dynscope.load(path)
+    assert run.steps.tolist() == [1, 2]
+    assert parameter(run, "update/norm", "0.weight") > 0
+    assert np.isnan(parameter(run, "update/norm", "1.weight"))
+    assert parameter(run, "gradient/norm", "1.weight") > 0
+    assert "does not hold it" in reasons(run, "1.weight")
+
+
+class OddSettings(torch.optim.SGD):
+    def __init__(self, parameters: Iterator[nn.Parameter]) -> None:
+        super().__init__(parameters, lr=torch.tensor(0.25))
+        self.param_groups[0] |= {"betas": (0.9,), "eps": (1e-30, 1e-3)}
+
+
+def test_settings_of_any_optimizer_are_read_where_they_are_numbers(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = OddSettings(model.parameters())
+    path = tmp_path / "run.h5"
+    with dynscope.attach(model, path, optimizer=optimizer, **OPTIONS):
+        step(model, optimizer, torch.randn(3, 4))
+    run = dynscope.load(path)
+    assert run["optimizer/lr"].values.tolist() == [[0.25]]
+    assert np.isnan(run["optimizer/eps"].values).all() and not failures(run)
+    assert parameter(run, "gradient/norm", "weight") > 0
+
+
+def test_double_backward_is_no_trouble(tmp_path: Path) -> None:
+    results = []
+    for path in (None, tmp_path / "run.h5"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+        optimizer = sgd(model)
+        scope = dynscope.attach(model, path, optimizer=optimizer, **OPTIONS) if path else None
+        for _ in range(2):
+            x = torch.randn(3, 4, requires_grad=True)
+            optimizer.zero_grad()
+            (g,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+            (g.norm() - 1).square().backward()
+            optimizer.step()
+        if scope:
+            scope.close()
+        results.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.equal(*results)
+    run = dynscope.load(tmp_path / "run.h5")
+    assert run.steps.tolist() == [1, 2] and not failures(run)
+
+
+def test_threads_that_train_side_by_side_have_their_own_right_numbers(tmp_path: Path) -> None:
+    """Each thread its model; one of them is evaluated by a further thread all the time."""
+    models = [nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)) for _ in range(2)]
+    x, done = torch.randn(700, 64), threading.Event()
+
+    def train(i: int) -> None:
+        optimizer = torch.optim.SGD(models[i].parameters(), lr=0.0)
+        path = tmp_path / f"{i}.h5"
+        with dynscope.attach(models[i], path, optimizer=optimizer, **OPTIONS):
+            for _ in range(15):
+                step(models[i], optimizer, (i + 1) * x)
+
+    def evaluate() -> None:
+        with torch.no_grad():
+            while not done.is_set():
+                models[0](x)
+
+    trainers = [threading.Thread(target=train, args=(i,)) for i in range(2)]
+    evaluator = threading.Thread(target=evaluate)
+    for thread in (*trainers, evaluator):
+        thread.start()
+    for thread in trainers:
+        thread.join()
+    done.set()
+    evaluator.join()
+    for i in range(2):
+        run = dynscope.load(tmp_path / f"{i}.h5")
+        assert (run["activation/n_calls"] == 1).all() and len(run.sites) == 2
+        wanted = float(models[i]((i + 1) * x).detach().double().var(correction=0))
+        assert np.allclose(run["activation/variance"].values[:, 1], wanted, rtol=1e-4)
+        assert (run["activation/count"] == 700 * 64).all()
