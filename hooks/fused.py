@@ -12,6 +12,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
@@ -116,15 +117,15 @@ class Library:
 
 
 class Compilation:
-    """The library, being made: `library` is None until it is there."""
+    """The library, being made: `library` is None until it is there, `reason` says why not."""
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: bool = True) -> None:
         self.library: Library | None = None
-        self.reason = ""
+        self.reason = "" if wanted else "switched off by DYNSCOPE_FUSED=0"
         self._process: subprocess.Popen[bytes] | None = None
-        compiler = None if os.environ.get("DYNSCOPE_FUSED") == "0" else _compiler()
+        compiler = _compiler() if wanted else None
         if compiler is None:
-            self.reason = "no C compiler found"
+            self.reason = self.reason or "no C compiler found"
             return
         self._path = _library_path(compiler)
         self._commands = [
@@ -134,6 +135,11 @@ class Compilation:
             self._load(self._path)
         if self.library is None:
             self._start()
+
+    @staticmethod
+    def shared() -> "Compilation":
+        """The one of this process: recorders side by side compile once."""
+        return _shared(os.environ.get("DYNSCOPE_FUSED") != "0")
 
     @property
     def _made(self) -> str:
@@ -169,3 +175,8 @@ class Compilation:
             if self._commands:
                 self._start()
         return self.library
+
+
+@cache
+def _shared(wanted: bool) -> Compilation:
+    return Compilation(wanted)

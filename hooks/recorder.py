@@ -71,7 +71,7 @@ class Recorder:
         self.steps = start_step  # optimizer steps done
         self._feed, self._plan, self._places = feed, plan, places
         self._optimizer, self._scaler = optimizer, scaler
-        self._compilation = Compilation()
+        self._compilation = Compilation.shared()
         measure = Measure(self._compilation, light=plan.light, full=plan.full)
         self._told: set[tuple[str, str]] = set()
         own = OwnMetrics(plan.custom, self._failed)

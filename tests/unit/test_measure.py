@@ -18,22 +18,15 @@ from dynscope.hooks.measure import Measure, Observed
 from dynscope.hooks.tally import Tally, locate
 from dynscope.tally import BINS, bin_edges, derive, median_of_histogram
 
-FUSED = Compilation()
+FUSED = Compilation.shared()
 FUSED.poll(wait=True)
-
-
-class NoLibrary(Compilation):
-    """The state of a machine without a compiler."""
-
-    def __init__(self) -> None:
-        self.library, self.reason = None, "not wanted"
 
 
 ENGINES = [
     pytest.param(
         FUSED, id="fused", marks=pytest.mark.skipif(FUSED.library is None, reason=FUSED.reason)
     ),
-    pytest.param(NoLibrary(), id="eager"),
+    pytest.param(Compilation(wanted=False), id="eager"),
 ]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
@@ -309,3 +302,22 @@ def test_a_result_of_the_fused_reduction_is_refused_after_the_next_one() -> None
     measure.output(torch.randn(4, 5), None, "btc")
     with pytest.raises(DynscopeError, match="overwritten"):
         metrics(first)
+
+
+def test_threads_share_the_fused_reduction_without_changing_a_number() -> None:
+    if FUSED.library is None:
+        pytest.skip(FUSED.reason)
+    x, y = torch.randn(4, 300, 96), torch.randn(4, 300, 96)
+    x[3, 299, 95] = 2e3
+    measure, before = Measure(FUSED), torch.get_num_threads()
+    found = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        try:
+            measured = (partial(measure.output, x, y, "btc"), partial(measure.gradient, y))
+            found.append(metrics(*measured))
+        finally:
+            torch.set_num_threads(before)
+    for other in found[1:]:
+        for name, value in found[0].items():
+            assert np.allclose(other[name], value, rtol=1e-12, atol=1e-12, equal_nan=True), name
