@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dynscope.reports import theme, words
+from dynscope.reports import plateau, theme, words
 from dynscope.reports.axes import Axis, depth_axis, extent, log_ticks, step_axis, value_axis
 from dynscope.reports.charts import Binding, Chart, How, Matrix, Spec
 from dynscope.reports.curves import Curve
@@ -155,7 +155,8 @@ def massive_chart(massive: Massive, identity: str) -> Chart:
     y = value_axis("magnitude (model units)", True, every)
     spec = {"data": traces, "layout": layout(depth_axis([massive.curve]), y, height=380)}
     return Chart(id=identity, title="Largest elements over depth", spec=spec,
-                 bindings=tuple(bindings), log_button=True)  # fmt: skip
+                 bindings=tuple(bindings), log_button=True, notes=plateau.notes(massive),
+                 note_steps=massive.steps)  # fmt: skip
 
 
 def with_reference(chart: Chart, values: Sequence[tuple[float, str]], band: Sequence[float] = ()) \

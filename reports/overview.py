@@ -6,14 +6,15 @@ from math import isfinite, nan
 import numpy as np
 
 from dynscope.depth import FFN_ROLES, ffn_band, first_bad_layer, growth_law
-from dynscope.reports import facts, words
+from dynscope.reports import facts, plateau, words
 from dynscope.reports.charts import Statement, Tone
 from dynscope.reports.measured import Measured, block_ratio
+from dynscope.reports.summaries import massive
 from dynscope.reports.words import number
 from dynscope.site import undivided
 
 IDLE = 0.1  # of the median block's relative update
-MASSIVE = 1000.0  # times the median magnitude, Sun et al.
+LARGE_SHARE = 0.1  # of the energy, for three elements
 FEWEST_BLOCKS = 4  # for a law
 RISEN = 0.8  # lowest loss over last loss below which the loss has risen again
 DEAR = 0.05  # share of the time that is worth a warning
@@ -97,10 +98,19 @@ def _largest(measured: Measured) -> Iterator[Statement]:
     text = f"The largest activation is {number(top.value)}, in {top.where}"
     if isfinite(top.ratio):
         text += f", {number(top.ratio)} times the median"
-    is_massive = top.ratio >= MASSIVE and top.value > 100
-    if is_massive:
-        text += ": a massive activation"
-    yield Statement(f"{text}.", "warn" if is_massive else "", "massive")
+    found = massive(measured)
+    one = plateau.plateau(found, -1) if found else None
+    if one is None:
+        is_massive = top.ratio >= plateau.TIMES_MEDIAN and top.value > plateau.MAGNITUDE
+        text += ": a massive activation" if is_massive else ""
+        yield Statement(f"{text}.", "warn" if is_massive else "", "massive")
+        return
+    writer, share = plateau.writer(measured, one), plateau.share(measured, one)
+    text += f". It is a massive activation: at the last recorded step it stays in {one.where}"
+    text += f", written by {writer}" if writer else ""
+    if share > LARGE_SHARE:
+        text += f". Three elements hold {words.percent(share)} of the stream's energy there"
+    yield Statement(f"{text}.", "warn", "massive")
 
 
 def _nonfinite(measured: Measured) -> Iterator[Statement]:
