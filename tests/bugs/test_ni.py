@@ -70,10 +70,10 @@ def test_ni_03_what_fails_goes_quiet_and_is_told_once_and_the_rest_goes_on(
 ) -> None:
     output, squares_of = Measure.output, Measure.squares_of
 
-    def fail_on_seven(self: Measure, x: Tensor, *rest: Any) -> Any:
+    def fail_on_seven(self: Measure, x: Tensor, *rest: Any, **more: Any) -> Any:
         if x.dim() and x.shape[-1] == 7:
             raise ValueError("not this one")
-        return output(self, x, *rest)
+        return output(self, x, *rest, **more)
 
     def fail_on_a_gradient(self: Measure, x: Tensor) -> Any:
         if x.shape == (7, 4):
