@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import logging
 import os
+import sys
 import threading
 import time
 import weakref
@@ -203,7 +204,7 @@ class Recorder:
                 self._drop_if_skipped()
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self.closed:
+        if self.closed or _within_a_step(optimizer):
             return
         self._skipping = False
         with self._guarded("optimizer step"), self._timed():
@@ -213,12 +214,15 @@ class Recorder:
                 return
             tally = self._observer.tally
             read_optimizer(optimizer, tally)
+            for late in range(len(tally.optimizer), len(optimizer.param_groups)):
+                reason = "it was added to the optimizer after attaching"
+                self._cover_once(self.steps + 1, "group", f"group {late}", "optimizer", reason)
             if not self._evaluates(args, kwargs):
                 self._watch.read_gradients(tally, getattr(optimizer, "grad_scale", None))
             self._watch.before_step(optimizer)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self.closed:
+        if self.closed or _within_a_step(optimizer):
             return
         with self._guarded("optimizer step"):
             if self._skipping:
@@ -332,6 +336,9 @@ class Recorder:
         started = time.perf_counter()
         step, now = self.steps, time.time()
         self._discover(step)
+        scale = _scale_of(self._scaler)
+        if scale is not None:
+            self._observer.tally.unscale(scale)
         drained, columns = self._observer.tally.drain(), np.array(self._columns, dtype=np.int64)
         cost = self._observer.cost + self._reading + time.perf_counter() - started
         on_host = self._observer.tally.on_host is not None
@@ -455,7 +462,7 @@ class Recorder:
         trainable = np.array([parameter.trainable for parameter in self.anatomy.parameters])
         count, moved = (read[:, PARAMETER.index(name)] for name in ("count", "update_seen"))
         without = trainable & (count == 0)
-        if without.any() and not (trainable & (count > 0)).any():
+        if without.any() and not (count > 0).any():
             reason = "no parameter had a gradient when the step was taken"
             self._cover_once(step, "parameter", "", "gradient", reason)
             return
@@ -535,6 +542,20 @@ def _disown_all() -> None:
 atexit.register(_close_all)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_disown_all)
+
+
+def _within_a_step(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the hook that asks was called by a step that another step of ``optimizer`` made.
+
+    A subclass whose ``step`` calls its parent's has its hooks called by both.
+    """
+    caller = sys._getframe(2)
+    frame = caller.f_back
+    while frame is not None:
+        if frame.f_code is caller.f_code and optimizer in frame.f_locals.get("args", ())[:1]:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _scale_of(scaler: Any) -> Tensor | None:

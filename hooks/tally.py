@@ -89,6 +89,12 @@ class Tally:
         torch.where(keep, self._buffer, empty, out=self._buffer)
         self.top[:, :, 0] = torch.where(keep, self.top[:, :, 0], torch.nan)
 
+    def unscale(self, scale: Tensor) -> None:
+        """Take a loss scale out of the gradients of outputs."""
+        scale = scale.to(self.device, torch.float64, non_blocking=True)
+        self.sums[:, _SUM["gradient_squares"]] /= scale**2
+        self.maxima[:, _MAX["gradient_absmax"]] /= scale
+
     def add(self, row: int, values: Mapping[str, Tensor | float]) -> None:
         """Add named sums to ``row`` and raise its named maxima (a NaN stays)."""
         if self.on_host is not None:

@@ -28,7 +28,8 @@ def test_gr_01_gradients_are_in_true_units_under_a_scaler(
 ) -> None:
     torch.manual_seed(0)
     model, x = nn.Linear(4, 4), torch.randn(3, 4)
-    true = torch.autograd.grad(model(x).square().mean(), [*model.parameters()])
+    y = model(x)
+    *true, true_y = torch.autograd.grad(y.square().mean(), [*model.parameters(), y])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     path = tmp_path / "run.h5"
@@ -44,6 +45,9 @@ def test_gr_01_gradients_are_in_true_units_under_a_scaler(
         scaler.step(optimizer)
         scaler.update()
     run = dynscope.load(path)
+    assert math.isclose(site(run, "activation_gradient/norm", ""), norm(true_y), rel_tol=1e-5)
+    largest = float(true_y.abs().max())
+    assert math.isclose(site(run, "activation_gradient/absmax", ""), largest, rel_tol=1e-5)
     wanted = 1e-3 / norm(torch.cat([g.flatten() for g in true])) if unscale else 1.0
     for name, g in zip(("weight", "bias"), true, strict=True):
         got = parameter(run, "gradient/norm", name)

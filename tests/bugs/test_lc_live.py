@@ -371,3 +371,53 @@ def test_threads_that_train_side_by_side_have_their_own_right_numbers(tmp_path: 
         wanted = float(models[i]((i + 1) * x).detach().double().var(correction=0))
         assert np.allclose(run["activation/variance"].values[:, 1], wanted, rtol=1e-4)
         assert (run["activation/count"] == 700 * 64).all()
+
+
+class Nested(torch.optim.SGD):
+    """Its step calls its parent's, and once fails in the middle: hooks are called by both."""
+
+    calls = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.calls += 1
+        if self.calls == 2:
+            raise RuntimeError("not this time")
+        return super().step(closure)
+
+
+def test_a_step_within_a_step_counts_once(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+    torch.optim.SGD(model.parameters())  # from now on torch calls the hooks in SGD.step too
+    optimizer = Nested(model.parameters(), lr=0.1)
+    path = tmp_path / "run.h5"
+    with dynscope.attach(model, path, optimizer=optimizer, **OPTIONS):
+        for i in range(4):
+            before = model.weight.detach().clone()
+            try:
+                step(model, optimizer, torch.randn(3, 4))
+            except RuntimeError:
+                assert i == 1
+    run = dynscope.load(path)
+    assert run.steps.tolist() == [1, 2, 3]
+    moved = float((model.weight.detach() - before).double().norm())
+    assert np.isclose(parameter(run, "update/norm", "weight", 2), moved, rtol=1e-4)
+
+
+def test_groups_and_parameters_that_come_and_go_are_told(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    path = tmp_path / "run.h5"
+    with dynscope.attach(model, path, optimizer=optimizer, **OPTIONS):
+        step(model, optimizer, torch.randn(3, 4))
+        model[0].requires_grad_(True)
+        optimizer.add_param_group({"params": [*model[0].parameters()], "lr": 0.5})
+        step(model, optimizer, torch.randn(3, 4))
+        model[1].requires_grad_(False)
+        step(model, optimizer, torch.randn(3, 4))
+    run = dynscope.load(path)
+    assert np.isfinite(run["update/norm"].values).tolist() == [
+        [False, False, True, True], [True] * 4, [True, True, False, False]
+    ]  # fmt: skip
+    assert "after attaching" in reasons(run, "group 1")
+    assert not reasons(run, "") and not failures(run)
