@@ -14,8 +14,10 @@ def massive(top: list[float], channel: list[int], token: list[int]) -> Massive:
     depths = np.arange(len(top))
     curve = Curve("residual stream", "block", 0, depths, depths, tuple(map(str, depths)))
     three = np.array([[(one, 5.0, 4.0) for one in top]])
-    places = [np.array([[(one, 0, 0) for one in part]], np.float32) for part in (channel, token)]
-    return Massive(curve, np.array([1]), three, *places, np.full((1, len(top)), 0.5))
+    channels, tokens = (
+        np.array([[(one, 0, 0) for one in part]], np.float32) for part in (channel, token)
+    )
+    return Massive(curve, np.array([1]), three, channels, tokens, np.full((1, len(top)), 0.5))
 
 
 def test_it_reaches_over_the_blocks_with_one_channel() -> None:
@@ -49,10 +51,12 @@ def test_small_ones_and_unknown_medians_are_none() -> None:
 
 def test_every_step_has_its_sentence() -> None:
     one = massive([10, 700, 10], [7, 7, 7], [0, 0, 0])
-    both = [np.concatenate([part, part]) for part in (one.magnitude, one.channel, one.token)]
-    both[0][1] = 1.0
-    assert one.median is not None
-    two = Massive(one.curve, np.array([1, 2]), *both, np.concatenate([one.median, one.median]))
+    twice = {
+        name: np.concatenate([getattr(one, name)] * 2)
+        for name in ("steps", "magnitude", "channel", "token", "median")
+    }
+    two = replace(one, **twice)
+    two.magnitude[1] = 1.0
     assert notes(two) == (
         "A massive activation in channel 7 of token 0 in block 1: up to 700, 1,400 times the median.",
         "",
