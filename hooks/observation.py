@@ -77,10 +77,15 @@ class Switch:
 
 
 class Pass(threading.local):
-    """The forward that this thread is in: its outermost module, and the grad mode there."""
+    """The forward that this thread is in: its outermost module, and the grad mode there.
+
+    ``observing``: this thread is in `Observer.observe`, perhaps in a metric of the user's own, and
+    whatever that one calls is not the training's.
+    """
 
     module: nn.Module | None = None
     training: bool | None = None
+    observing: bool = False
 
 
 class Observer:
@@ -134,14 +139,19 @@ class Observer:
         seen: Tensor | None = None,
     ) -> None:
         """Reduce ``x`` into ``row``; never raises. ``seen`` is the tensor before detaching."""
+        if self.current.observing:
+            return
         started = time.perf_counter()
         place = self.rows[row]
+        self.current.observing = True
         try:
             if self._counts(place, mode) and not place.quiet and _observable(x):
                 with torch.no_grad(), _one_at_a_time:
                     self._reduce(row, mode, _local(x), reference, seen)
         except Exception as error:
             self.fail(row, error)
+        finally:
+            self.current.observing = False
         self.cost += time.perf_counter() - started
 
     def _counts(self, place: Row, mode: int) -> bool:
@@ -213,7 +223,7 @@ class Observer:
 
 
 # The fused reduction keeps its sums in one place, and threads may train side by side. A metric of
-# the user's own may call the model, hence the R.
+# the user's own may call a model that another recorder watches, hence the R.
 _one_at_a_time = threading.RLock()
 
 

@@ -421,3 +421,16 @@ def test_groups_and_parameters_that_come_and_go_are_told(tmp_path: Path) -> None
     ]  # fmt: skip
     assert "after attaching" in reasons(run, "group 1")
     assert not reasons(run, "") and not failures(run)
+
+
+def test_a_metric_may_call_the_model_without_being_recorded(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer, x = sgd(model), torch.randn(3, 4)
+    own = dynscope.SiteMetric("activation/again", lambda _: model[0](x).mean())
+    path = tmp_path / "run.h5"
+    with dynscope.attach(model, path, optimizer=optimizer, metrics=["standard", own], **OPTIONS):
+        for _ in range(2):
+            step(model, optimizer, x)
+    run = dynscope.load(path)
+    assert (run["activation/n_calls"] == 1).all() and not failures(run)
+    assert np.allclose(run["activation/again"][:, 0], run["activation/mean"][:, 0], rtol=1e-5)
