@@ -51,12 +51,15 @@ def test_small_ones_and_unknown_medians_are_none() -> None:
 
 def test_every_step_has_its_sentence() -> None:
     one = massive([10, 700, 10], [7, 7, 7], [0, 0, 0])
-    twice = {
-        name: np.concatenate([getattr(one, name)] * 2)
-        for name in ("steps", "magnitude", "channel", "token", "median")
-    }
-    two = replace(one, **twice)
-    two.magnitude[1] = 1.0
+    assert one.median is not None
+    two = replace(
+        one,
+        steps=np.array([1, 2]),
+        magnitude=np.concatenate([one.magnitude, one.magnitude / 700]),
+        channel=np.concatenate([one.channel] * 2),
+        token=np.concatenate([one.token] * 2),
+        median=np.concatenate([one.median] * 2),
+    )
     assert notes(two) == (
         "A massive activation in channel 7 of token 0 in block 1: up to 700, 1,400 times the median.",
         "",
