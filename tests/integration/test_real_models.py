@@ -186,6 +186,18 @@ def test_the_page_of_a_real_model_can_be_drawn(both: Both) -> None:
     assert len(reports.report(both.run).html) < 12e6
 
 
+def test_the_example_fine_tunes_on_its_own_sentences(tmp_path: Path) -> None:
+    train, held_out = finetune_minilm.read_pairs()
+    assert (len(train), len(held_out)) == (80, 20)
+    assert len({sentence for pair in train + held_out for sentence in pair}) == 200
+    if find_spec(MINILM) is None:
+        pytest.skip(f"{MINILM} is not installed")
+    finetune_minilm.train(tmp_path / "run.h5", steps=2)
+    run = dynscope.load(tmp_path / "run.h5")
+    assert run.metadata.closed and run.steps.tolist() == [1, 2]
+    assert run.scalars("held_out_loss")["step"].values.tolist() == [1]
+
+
 def test_smollm2_has_its_massive_activation_from_block_11_on(both: Both) -> None:
     if len(both.run.sites) != 91:
         pytest.skip("SmolLM2's")
