@@ -158,28 +158,33 @@ static inline float from_half(_Float16 x) { return (float)x; }
 
 #else /* the functions, once for each ELEMENT */
 
+static int64_t NAME(nonfinite, SUFFIX)(const ELEMENT *x, int64_t n) {
+  int64_t bad = 0;
+  for (int64_t i = 0; i < n; i++) bad += is_nonfinite(CONVERT(x[i]));
+  return bad;
+}
+
 static void NAME(segment, SUFFIX)(const ELEMENT *x, int64_t n, int64_t index, int64_t stride, Partial *p) {
   float sums[LANES] = {0}, magnitudes[LANES] = {0}, most[LANES] = {0};
-  int32_t zeros[LANES] = {0}, nonfinite[LANES] = {0};
+  int32_t zeros[LANES] = {0};
   EACH_LANE(n, {
     float v = CONVERT(x[i]);
     float a = fabsf(v);
     sums[lane] += v;
     magnitudes[lane] += a;
     zeros[lane] += v == 0;
-    nonfinite[lane] += is_nonfinite(v);
     most[lane] = a > most[lane] ? a : most[lane];
   });
   double sum = 0, magnitude = 0;
   float absmax = 0;
-  int64_t zero = 0, bad = 0;
+  int64_t zero = 0;
   for (int lane = 0; lane < LANES; lane++) {
     sum += sums[lane];
     magnitude += magnitudes[lane];
     absmax = most[lane] > absmax ? most[lane] : absmax;
     zero += zeros[lane];
-    bad += nonfinite[lane];
   }
+  int64_t bad = isfinite(magnitude) ? 0 : NAME(nonfinite, SUFFIX)(x, n);
   float mean = (float)(sum / (double)n);
   double squares[LANES] = {0}, about_mean = 0, m = mean;
   EACH_LANE(n, {
@@ -287,19 +292,20 @@ void NAME(squares, SUFFIX)(const ELEMENT *x, int64_t n, int threads, double *out
     int64_t length = n - start < SEGMENT ? n - start : SEGMENT;
     double sums[LANES] = {0};
     float most[LANES] = {0};
-    int32_t bad[LANES] = {0};
     EACH_LANE(length, {
       float v = CONVERT(x[start + i]);
       float a = fabsf(v);
       sums[lane] += (double)v * (double)v;
-      bad[lane] += is_nonfinite(v);
       most[lane] = a > most[lane] ? a : most[lane];
     });
+    double sum = 0;
     for (int lane = 0; lane < LANES; lane++) {
-      squares += sums[lane];
-      nonfinite += bad[lane];
+      sum += sums[lane];
       absmax = most[lane] > absmax ? most[lane] : absmax;
     }
+    /* doubles hold the square of every finite float, so the sum tells whether to look */
+    if (!isfinite(sum)) nonfinite += NAME(nonfinite, SUFFIX)(x + start, length);
+    squares += sum;
   }
   out[0] = squares;
   out[1] = (double)nonfinite;

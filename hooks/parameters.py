@@ -122,19 +122,29 @@ class ParameterWatch:
     @torch.no_grad()
     def after_step(self, tally: Tally) -> None:
         """What the step changed on the sample."""
+        found: list[int] = []
+        weights: list[Tensor] = []
+        now: list[Tensor] = []
 
         def read(i: int, parameter: Tensor) -> None:
-            before = self._before.get(i)
-            now = self._sample(parameter)
-            if before is None or before.shape != now.shape or before.device != now.device:
-                return
-            weights = _wide(before)
-            moved, size = (self._measure.squares_of(x)[0] for x in (_wide(now) - weights, weights))
-            names = ("update_squares", "weight_squares", "update_seen")
-            _write(tally, i, names, (moved, size, float(now.numel())))
+            before, after = self._before.get(i), self._sample(parameter)
+            if before is not None and (before.shape, before.device) == (after.shape, after.device):
+                found.append(i)
+                weights.append(_wide(before))
+                now.append(_wide(after))
 
         self._each(read)
         self._before.clear()
+        if not found:
+            return
+        # All parameters in a few calls: one by one this would cost more than reading them.
+        moved = torch._foreach_norm(torch._foreach_sub(now, weights), dtype=torch.float64)
+        sizes = torch._foreach_norm(weights, dtype=torch.float64)
+        squares = torch.stack([x.to(tally.device) for x in (*moved, *sizes)]).square()
+        each = squares.tolist() if tally.on_host is not None else squares.unbind()
+        names = ("update_squares", "weight_squares", "update_seen")
+        for k, i in enumerate(found):
+            _write(tally, i, names, (each[k], each[k + len(found)], float(weights[k].numel())))
 
     def _sample(self, parameter: Tensor) -> Tensor:
         flat = _real(_local(parameter.detach())).flatten()
