@@ -1,7 +1,7 @@
 """Gradients and updates of the parameters, read around the optimizer's step."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +23,20 @@ LINE = 16
 """Neighbours taken together: what is read from memory at once anyway."""
 
 _COLUMN = {name: i for i, name in enumerate(PARAMETER)}
+
+
+class _Sample(NamedTuple):
+    """Weights before a step: the parameter, its address, a view of the sampled ones, a copy."""
+
+    parameter: Tensor
+    address: int
+    sample: Tensor
+    kept: Tensor
+
+    def lives_in(self, parameter: Tensor) -> bool:
+        """Whether the view still shows the weights of ``parameter``."""
+        same = parameter is self.parameter and parameter.data_ptr() == self.address
+        return same and parameter.is_contiguous()
 
 
 class ParameterWatch:
@@ -49,7 +63,7 @@ class ParameterWatch:
         self._owners = [_owner(anatomy, name) for name in self.names]
         self._tensors = [anatomy.tensors[name] for name in self.names]
         self._quiet: set[int] = set()
-        self._before: dict[int, Tensor] = {}
+        self._before: dict[int, _Sample] = {}
 
     def relink(self, anatomy: Anatomy) -> None:
         """Look the parameters up in the modules that are at their paths now."""
@@ -115,7 +129,8 @@ class ParameterWatch:
 
         def keep(i: int, parameter: Tensor) -> None:
             if optimizer is None or id(parameter) in held:
-                self._before[i] = self._sample(parameter).clone()
+                sample = self._sample(parameter)
+                self._before[i] = _Sample(parameter, parameter.data_ptr(), sample, sample.clone())
 
         self._each(keep)
 
@@ -127,10 +142,14 @@ class ParameterWatch:
         now: list[Tensor] = []
 
         def read(i: int, parameter: Tensor) -> None:
-            before, after = self._before.get(i), self._sample(parameter)
-            if before is not None and (before.shape, before.device) == (after.shape, after.device):
+            before = self._before.get(i)
+            if before is None:
+                return
+            after = before.sample if before.lives_in(parameter) else self._sample(parameter)
+            kept = before.kept
+            if (kept.shape, kept.device) == (after.shape, after.device):
                 found.append(i)
-                weights.append(_wide(before))
+                weights.append(_wide(kept))
                 now.append(_wide(after))
 
         self._each(read)
@@ -138,9 +157,10 @@ class ParameterWatch:
         if not found:
             return
         # All parameters in a few calls: one by one this would cost more than reading them.
-        moved = torch._foreach_norm(torch._foreach_sub(now, weights), dtype=torch.float64)
-        sizes = torch._foreach_norm(weights, dtype=torch.float64)
-        squares = torch.stack([x.to(tally.device) for x in (*moved, *sizes)]).square()
+        dtype = torch.float64 if self._full else None  # float32 is enough for a sample
+        moved = torch._foreach_norm(torch._foreach_sub(now, weights), dtype=dtype)
+        sizes = torch._foreach_norm(weights, dtype=dtype)
+        squares = torch.stack([x.to(tally.device) for x in (*moved, *sizes)]).double().square()
         each = squares.tolist() if tally.on_host is not None else squares.unbind()
         names = ("update_squares", "weight_squares", "update_seen")
         for k, i in enumerate(found):

@@ -15,6 +15,7 @@ Drained = Callable[[], dict[str, np.ndarray]]
 
 _SUM = {name: i for i, name in enumerate(SUMS)}
 _MAX = {name: i for i, name in enumerate(MAXIMA)}
+_MOST_WAITING = 4096  # of many calls in one step
 
 
 class Tally:
@@ -56,6 +57,7 @@ class Tally:
             if device.type == "cpu"
             else None
         )
+        self._waiting: list[tuple[int, Mapping[str, Tensor | float]]] = []
         self._addresses: dict[tuple[int, tuple[int, ...], str], Row] = {}
         self.clear()
 
@@ -80,17 +82,20 @@ class Tally:
 
     def clear(self) -> None:
         """Back to nothing observed."""
+        self._waiting.clear()
         self._buffer.zero_()
         self.top[:, :, 0] = torch.nan
 
     def keep_if(self, keep: Tensor) -> None:
         """Forget what was added unless ``keep`` (0-d bool) holds, without waiting for it."""
+        self._add_waiting()
         empty = torch.zeros((), dtype=torch.float64, device=self.device)
         torch.where(keep, self._buffer, empty, out=self._buffer)
         self.top[:, :, 0] = torch.where(keep, self.top[:, :, 0], torch.nan)
 
     def unscale(self, scale: Tensor) -> None:
         """Take a loss scale out of the gradients of outputs."""
+        self._add_waiting()
         scale = scale.to(self.device, torch.float64, non_blocking=True)
         self.sums[:, _SUM["gradient_squares"]] /= scale**2
         self.maxima[:, _MAX["gradient_absmax"]] /= scale
@@ -98,17 +103,29 @@ class Tally:
     def add(self, row: int, values: Mapping[str, Tensor | float]) -> None:
         """Add named sums to ``row`` and raise its named maxima (a NaN stays)."""
         if self.on_host is not None:
-            sums, maxima = self.on_host["sums"], self.on_host["maxima"]
-            with np.errstate(invalid="ignore"):  # infinities of both signs make a NaN, and may
+            self._waiting.append((row, values))
+            if len(self._waiting) >= _MOST_WAITING:
+                self._add_waiting()
+            return
+        self.sums[row] += self._vector(values, SUMS)
+        torch.maximum(self.maxima[row], self._vector(values, MAXIMA), out=self.maxima[row])
+
+    def _add_waiting(self) -> None:
+        """Add up what waits. Between two large matrix products, where a hook runs, nothing of ours
+        is in the cache and each of these operations would take ten times as long.
+        """
+        if self.on_host is None or not self._waiting:
+            return
+        sums, maxima = self.on_host["sums"], self.on_host["maxima"]
+        with np.errstate(invalid="ignore"):  # infinities of both signs make a NaN, and may
+            for row, values in self._waiting:
                 for name, value in values.items():
                     if name in _SUM:
                         sums[row, _SUM[name]] += float(value)
                     else:
                         cell = maxima[row, _MAX[name] :][:1]
                         np.maximum(cell, float(value), out=cell)
-            return
-        self.sums[row] += self._vector(values, SUMS)
-        torch.maximum(self.maxima[row], self._vector(values, MAXIMA), out=self.maxima[row])
+        self._waiting.clear()
 
     def _vector(self, values: Mapping[str, Tensor | float], names: Sequence[str]) -> Tensor:
         """The named values in order, 0 where absent, without a copy from the host."""
@@ -149,6 +166,7 @@ class Tally:
 
         One copy to the host, which on an accelerator nobody waits for before the call.
         """
+        self._add_waiting()
         if self.device.type == "cuda":
             host = torch.empty_like(self._buffer, device="cpu", pin_memory=True)
             host.copy_(self._buffer, non_blocking=True)
