@@ -123,6 +123,8 @@ def export(
     from dynscope import export as exporting
     from dynscope.run import load
 
+    if not run.name:  # "." and "/", from which no name can be derived
+        raise InputError(f"{run}: is a directory, not a run file")
     suffix = output.suffix if output else ""
     chosen: str = to or next(
         (one for one, end in exporting.SUFFIXES.items() if end == suffix), "csv"
@@ -265,11 +267,14 @@ def _description(run: "Run") -> Iterable[str]:
     if run.segments > 1:
         yield f"  resumed     {words.count(run.segments - 1, 'time')}"
     blocks = sum(site.role == "block" for site in run.sites)
+    axis, *tree = metadata.anatomy.splitlines() or (
+        words.count(blocks, "block"), *outline(run.sites)
+    )  # fmt: skip
     parameters = wholes(run.parameters)
     yield ""
-    yield (f"Model: {words.count(blocks, 'block')}, {words.count(len(run.sites), 'site')}, "
+    yield (f"Model: {axis}, {words.count(len(run.sites), 'site')} recorded, "
            f"{words.count(len(parameters), 'parameter')} ({words.parameters(sum(one.numel for one in parameters))} weights)")  # fmt: skip
-    yield from (f"  {line}" for line in outline(run.sites))
+    yield from (f"  {line}" for line in tree)
     yield ""
     yield f"Metrics: {len(run.metrics)}"
     width = max((len(metric.name) for metric in run.metrics), default=0)

@@ -22,6 +22,7 @@ def repair(path: str | os.PathLike[str]) -> Run:
         versions=metadata.versions,
         world_size=metadata.world_size,
         settings=metadata.settings,
+        anatomy=metadata.anatomy,
         optimizer_groups=run.optimizer_groups,
     )
     RunWriter(path, header, resume=True).close()

@@ -28,7 +28,10 @@ _CLOCK = {c.path: c for c in COLUMNS if c.path.startswith("clock/")}
 
 @dataclass(frozen=True)
 class Metadata:
-    """What a run says of itself; ``closed`` is False while it is written and after a kill."""
+    """What a run says of itself; ``closed`` is False while it is written and after a kill.
+
+    ``anatomy`` is the whole model as an indented tree: also the modules that were not recorded.
+    """
 
     name: str
     created: str
@@ -38,6 +41,7 @@ class Metadata:
     settings: dict[str, Any]
     world_size: int
     closed: bool
+    anatomy: str = ""
 
 
 @dataclass(frozen=True)
@@ -242,6 +246,7 @@ def _metadata(attributes: dict[str, Any]) -> Metadata:
         settings=json.loads(attributes["settings"]),
         world_size=int(attributes["world_size"]),
         closed=bool(attributes["closed"]),
+        anatomy=decode(attributes.get("anatomy", "").encode()),
     )
 
 

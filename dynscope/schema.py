@@ -102,7 +102,8 @@ class Header:
 
     ``metrics`` are all the datasets that will ever exist in the file, the user's own among them.
     ``config`` is the user's, ``settings`` are dynscope's (interval, bundle, conventions),
-    ``versions`` name what recorded the run. ``optimizer_groups`` is the length of the group axis.
+    ``versions`` name what recorded the run, ``anatomy`` is what was decided about the model, as an
+    indented tree. ``optimizer_groups`` is the length of the group axis.
     """
 
     metrics: tuple[Metric, ...]
@@ -111,6 +112,7 @@ class Header:
     versions: Mapping[str, str] = field(default_factory=dict)
     world_size: int = 1
     settings: Mapping[str, Any] = field(default_factory=dict)
+    anatomy: str = ""
     optimizer_groups: int = 0
 
     def __post_init__(self) -> None:
@@ -132,7 +134,13 @@ class Header:
 
 def to_json(value: Any) -> str:
     """JSON of anything; what JSON does not know is written as its ``str``."""
-    return json.dumps(value, default=str)
+    return json.dumps(value, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy or torch as it is, anything else as text."""
+    is_number = getattr(value, "shape", None) == () and hasattr(value, "item")
+    return value.item() if is_number else str(value)
 
 
 def encode(text: str) -> bytes:

@@ -64,6 +64,14 @@ def attach(
     if resume and overwrite:
         raise InputError("resume=True and overwrite=True contradict each other: give one", 2)
     _check(model, optimizer, scaler)
+    if config is not None and not isinstance(config, Mapping):
+        raise InputError(
+            f"config={type(config).__name__}: give a dict (of an argparse.Namespace: vars(args))", 2
+        )
+    if start_step is not None and start_step < 0:
+        raise InputError(
+            f"start_step={start_step}: give the number of steps done before, 0 or more", 2
+        )
     wrapped, model = model, getattr(model, "_orig_mod", model)
     anatomy = Anatomy.of(model, blocks)
     chosen = _choose(metrics)
@@ -78,19 +86,20 @@ def attach(
     )
     header = Header(
         metrics=chosen.metrics,
-        name=name,
+        name=str(name),
         config=dict(config or {}),
         versions=_versions(),
         world_size=_world()[1],
         settings={
-            "every": every if isinstance(every, (int, str)) else "callable",
-            "weights_every": weights_every if isinstance(weights_every, (int, str)) else "callable",
+            "every": "callable" if callable(every) else every,
+            "weights_every": "callable" if callable(weights_every) else weights_every,
             "sites": sites if isinstance(sites, str) else list(sites),
             "metrics": chosen.bundle,
             "angular_distance": "mean over all tokens",
             "weibull_method": "exact, middle 80 %",
             "model": type(model).__name__,
         },
+        anatomy=anatomy.tree(),
         optimizer_groups=len(optimizer.param_groups) if optimizer is not None else 0,
     )
     feed = Feed(_rank_path(path), header, overwrite=overwrite, resume=resume)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from numbers import Integral
 
 from dynscope.errors import InputError
 
@@ -35,8 +36,8 @@ def schedule(spec: Spec, argument: str = "every") -> Schedule:
         return spec
     if spec == "log":
         return log_spaced()
-    if isinstance(spec, int) and not isinstance(spec, bool) and spec >= 1:
-        return every(spec)
+    if isinstance(spec, Integral) and not isinstance(spec, bool) and spec >= 1:
+        return every(int(spec))  # numpy's integers too
     raise InputError(
         f"{argument}={spec!r} is no schedule: give an interval of at least 1, "
         'the word "log", or a function step -> bool'
@@ -45,6 +46,6 @@ def schedule(spec: Spec, argument: str = "every") -> Schedule:
 
 def describe(spec: Spec) -> str:
     """A few words for a summary line."""
-    if isinstance(spec, int):
+    if isinstance(spec, Integral):
         return "every step" if spec == 1 else f"every {spec} steps"
     return "at log-spaced steps" if spec == "log" else "on a schedule of yours"

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 import dynscope
+from dynscope.catalogue import bundle
 from dynscope.cli import main
+from dynscope.schema import Header
+from dynscope.writer import RunWriter
 from tests.factories import make_run
 
 
@@ -82,6 +85,18 @@ def test_info_prints_the_tree_and_what_is_in_the_file(
     assert "1 to 3, 3 recorded" in text
 
 
+def test_info_prints_the_whole_model_also_what_was_not_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = "1 block\nblocks.0  block  Block\n  q       q      Linear"
+    path = tmp_path / "run.h5"
+    RunWriter(path, Header(bundle("light"), anatomy=tree)).close()
+    assert command(monkeypatch, "info", str(path)) == 0
+    text = capsys.readouterr().out
+    assert "Model: 1 block, 0 sites recorded" in text
+    assert "  blocks.0  block  Block\n    q       q      Linear\n" in text
+
+
 def test_info_says_when_a_run_was_not_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -117,6 +132,21 @@ def test_export_names_its_file_after_the_run_and_says_how_to_read_it(
     assert first.startswith(f"Wrote {name} (") and f"({name!r}" in second
     assert command(monkeypatch, "export", "run.h5", "--to", format) == 1
     assert "--force" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["report", "info", "export"])
+@pytest.mark.parametrize("place", [".", "/", "folder.h5"])
+def test_a_directory_is_refused_in_one_line(
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    verb: str,
+    place: str,
+) -> None:
+    Path("folder.h5").mkdir()
+    assert command(monkeypatch, verb, place) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"dynscope: {place}: is a directory, not a run file"
 
 
 def test_export_takes_the_format_from_the_outputs_name(
