@@ -22,7 +22,8 @@ BAND_WEIGHTS = 10**6
 
 _FEWEST = 4  # blocks below which two coefficients and a goodness mean nothing
 _FLAT = 1.1  # largest over smallest value that still counts as flat
-_CLEAR = 0.5  # R squared below which no law is named
+_CLEAR = 0.81  # R squared of a law: one step between two flat levels, no law, reaches 3/4 to 4/5
+_STEEP = 2.0  # factor between neighbouring blocks that is called a jump
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,31 @@ class DepthSlope:
     exponent_r2: float
 
 
+class Jump(NamedTuple):
+    """The largest step between neighbouring blocks: ``factor`` times the block before ``depth``."""
+
+    depth: int
+    factor: float
+
+    @property
+    def steep(self) -> bool:
+        """Whether it at least doubles or halves."""
+        return self.fold >= _STEEP
+
+    @property
+    def fold(self) -> float:
+        """How many times larger or smaller, from 1 up."""
+        return max(self.factor, 1 / self.factor)
+
+    @property
+    def text(self) -> str:
+        fold = f"{self.fold:,.0f}" if self.fold >= 100 else f"{self.fold:.2g}"
+        if not self.steep:
+            return f"no clear trend with depth (largest step {fold}-fold, at block {self.depth})"
+        verb = "jumps" if self.factor > 1 else "drops"
+        return f"{verb} {fold}-fold at block {self.depth} (no law fits)"
+
+
 @dataclass(frozen=True)
 class GrowthLaw:
     """How a positive quantity changes over the blocks l = 1, 2, ...
@@ -42,7 +68,7 @@ class GrowthLaw:
     ``kind`` and ``slope``: "linear", value = start + slope l; "power", start l^slope; "exponential",
     start exp(slope l); "flat", within 10 % of each other (slope 0); "none", no law fits or too
     few blocks (NaN). ``r2`` is always that of log value, so that the kinds compare. ``left_out`` are
-    the blocks that were left out on purpose.
+    the blocks that were left out on purpose. ``jump`` says what happens where no law fits.
     """
 
     kind: str
@@ -51,6 +77,7 @@ class GrowthLaw:
     r2: float = nan
     text: str = ""
     left_out: tuple[int, ...] = ()
+    jump: Jump | None = None
 
     def at(self, depths: ArrayLike) -> Floats:
         """The law's values at block indices counted from 0; NaN for kind "none"."""
@@ -80,7 +107,7 @@ class Place(NamedTuple):
 class BandReading:
     """Weibull k of a weight class pooled over matrices, read against `FFN_BAND`.
 
-    ``inside`` is None where the band may not be read. k cannot be pooled from moments: ``k`` is the
+    ``inside`` is None where the band may not be read; ``where`` is "below", "inside" or "above". k cannot be pooled from moments: ``k`` is the
     median over them.
     """
 
@@ -89,6 +116,7 @@ class BandReading:
     matrices: int
     inside: bool | None
     text: str
+    where: str = ""
 
 
 def depth_slope(depths: ArrayLike, values: ArrayLike) -> DepthSlope:
@@ -110,6 +138,8 @@ def depth_slope(depths: ArrayLike, values: ArrayLike) -> DepthSlope:
 def growth_law(depths: ArrayLike, values: ArrayLike, leave_out: Sequence[int] = ()) -> GrowthLaw:
     """The law that explains log value best: linear, power or exponential growth (or decay).
 
+    None is named below an R2 of 0.81, nor where two flat levels with a jump between explain more.
+
     The straight line is fitted by relative error (weights 1 / value^2), since all three are judged
     by the R2 of log value. ``leave_out`` names blocks that are outliers by construction; the text
     names them too.
@@ -125,9 +155,11 @@ def growth_law(depths: ArrayLike, values: ArrayLike, leave_out: Sequence[int] = 
         text = f"flat over depth (within {change:.1%}){without}"
         return GrowthLaw("flat", 0.0, float(value.mean()), text=text, left_out=left_out)
     law = max(_laws(place, value), key=lambda one: round(one.r2, 3))
-    if not law.r2 >= _CLEAR:
-        text = f"no clear trend with depth{without}"
-        return GrowthLaw("none", r2=law.r2, text=text, left_out=left_out)
+    jump = _jump(place, value)
+    levels = jump.steep and _levels_r2(place, value, jump) > law.r2
+    if levels or not law.r2 >= _CLEAR:
+        text = f"{jump.text}{without}"
+        return GrowthLaw("none", r2=law.r2, text=text, left_out=left_out, jump=jump)
     text = f"{_sentence(law)} (R2 {law.r2:.2f}){without}"
     return GrowthLaw(law.kind, law.slope, law.start, law.r2, text, left_out)
 
@@ -210,7 +242,15 @@ def ffn_band(k: ArrayLike, numel: ArrayLike) -> BandReading:
         return BandReading(median, weights, matrices, None, text)
     where = "below" if median < low else "above" if median > high else "inside"
     text = f"median k {median:.4f} over {matrices} matrices, {where} the band [{low}, {high}]"
-    return BandReading(median, weights, matrices, where == "inside", text)
+    return BandReading(median, weights, matrices, where == "inside", text, where)
+
+
+def outside_band(k: ArrayLike, numel: ArrayLike) -> NDArray[np.bool_]:
+    """Which matrices lie outside `FFN_BAND` by more than two standard errors, 1.4 / sqrt(size)."""
+    shapes, sizes = np.asarray(k, np.float64), np.asarray(numel, np.float64)
+    margin = 2 * 1.4 / np.sqrt(sizes)
+    low, high = FFN_BAND
+    return np.asarray((shapes < low - margin) | (shapes > high + margin))
 
 
 def _finite(depths: ArrayLike, values: ArrayLike) -> tuple[Floats, Floats]:
@@ -254,6 +294,20 @@ def _laws(place: Floats, value: Floats) -> list[GrowthLaw]:
         GrowthLaw("power", slope.exponent, power_start, slope.exponent_r2),
         GrowthLaw("exponential", slope.per_block, first, slope.per_block_r2),
     ]
+
+
+def _jump(place: Floats, value: Floats) -> Jump:
+    factors = value[1:] / value[:-1]
+    at = int(np.abs(np.log(factors)).argmax())
+    return Jump(int(place[at + 1]) - 1, float(factors[at]))
+
+
+def _levels_r2(place: Floats, value: Floats, jump: Jump) -> float:
+    """R2 of log value for two flat levels, before the jump and from it on."""
+    logs, late = np.log(value), place > jump.depth
+    if late.all() or not late.any():
+        return nan
+    return _r2(logs, np.where(late, logs[late].mean(), logs[~late].mean()))
 
 
 def _sentence(law: GrowthLaw) -> str:

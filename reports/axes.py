@@ -13,6 +13,8 @@ Axis = dict[str, Any]
 Floats = NDArray[np.floating]
 
 _MOST_TICKS = 12
+# Where step 0 stands on a logarithmic axis: before 1, and below one half, so that it rounds to 0.
+BEFORE_FIRST = 0.49
 
 
 def depth_axis(curves: Sequence[Curve]) -> Axis:
@@ -26,15 +28,18 @@ def depth_axis(curves: Sequence[Curve]) -> Axis:
     values = list(range(0, last + 1, every))
     texts = [str(value) for value in values]
     outside = {int(depth) for curve in curves if not curve.joined for depth in curve.depths}
+    # A line lower, where the numbers are too close for a word between them.
+    lower = "\u00a0<br>" if every > 1 else ""
     for depth in sorted(outside):
         values.append(depth)
-        texts.append("emb" if depth < 0 else "end")
+        texts.append(lower + ("emb" if depth < 0 else "end"))
     low, high = min(values), max(last, *values)
     pad = 0.04 * (high - low) + 0.25
     return {
         "title": {"text": curves[0].noun if curves else "block"},
         "tickvals": values,
         "ticktext": texts,
+        "tickangle": 0,
         "range": [low - pad, high + pad],
         "zeroline": False,
     }
@@ -59,13 +64,42 @@ def reach(values: Iterable[ArrayLike], log: bool) -> Axis:
     return {"range": [low, high]} | (log_ticks(low, high) if log else {})
 
 
-def step_axis(log: Sequence[int] | NDArray[np.int64] = ()) -> Axis:
-    """The axis of training steps; logarithmic where the steps to tick are given."""
+def step_axis(steps: ArrayLike = (), log: bool = False) -> Axis:
+    """The axis of the training ``steps``, with ticks at whole steps only.
+
+    A logarithmic one has them at the steps themselves, which stand at `log_places`.
+    """
     axis: Axis = {"title": {"text": "step"}, "exponentformat": "none", "separatethousands": True}
-    if not len(log):
+    every = np.unique(np.asarray(steps, np.int64))
+    if not every.size:
         return axis
-    ticks = log_ticks(float(np.log10(max(log[0], 1))), float(np.log10(max(log[-1], 1))))
-    return axis | {"type": "log"} | ticks
+    if log:
+        places = log_places(every)
+        kept = _apart(np.log10(places))
+        return axis | {"type": "log"} | _ticks(places[kept], every[kept])
+    if every[-1] - every[0] < _MOST_TICKS:
+        whole = np.arange(every[0], every[-1] + 1)
+        return axis | _ticks(whole, whole)
+    return axis
+
+
+def log_places(steps: ArrayLike) -> Floats:
+    """Where ``steps`` stand on a logarithmic axis: 0 before 1, the others where they are."""
+    return np.maximum(np.asarray(steps, np.float64), BEFORE_FIRST)
+
+
+def _ticks(places: NDArray[Any], steps: NDArray[np.int64]) -> Axis:
+    texts = [words.integer(int(step)) for step in steps]
+    return {"tickmode": "array", "tickvals": places.tolist(), "ticktext": texts}
+
+
+def _apart(places: Floats) -> list[int]:
+    """Indices of ascending places that are far enough from one another for a label each."""
+    kept = [0]
+    for index, place in enumerate(places):
+        if place - places[kept[-1]] > (places[-1] - places[0]) / 9:
+            kept.append(index)
+    return kept
 
 
 def extent(values: Iterable[ArrayLike], positive: bool = False) -> tuple[float, float] | None:

@@ -18,7 +18,14 @@ from dynscope.reports.figures import (
     with_reference,
 )
 from dynscope.reports.measured import Measured, block_ratio
-from dynscope.reports.summaries import Profile, Series, line, massive, profile
+from dynscope.reports.summaries import (
+    Profile,
+    Series,
+    line,
+    massive,
+    profile,
+    without_twins,
+)
 
 HALF_NORMAL = 1.2054
 HEALTHY_UPDATE = 1e-3
@@ -40,7 +47,7 @@ def identity(name: str) -> str:
 
 def metric_card(measured: Measured, metric: Metric) -> Card:
     """Profile and map of a metric, or the reason why there is nothing to draw."""
-    found = profile(measured, metric)
+    found = without_twins(measured, profile(measured, metric))
     remark = ""
     charts: tuple[Chart, ...] = ()
     if not found.series:
@@ -60,7 +67,7 @@ def hero(measured: Measured) -> Chart | None:
     """What is seen first: the residual stream's variance over depth, moved by the slider."""
     if not measured.has("activation/variance"):
         return None
-    found = profile(measured, METRICS["activation/variance"])
+    found = without_twins(measured, profile(measured, METRICS["activation/variance"]))
     if not found.series:
         return None
     return as_hero(profile_chart(found, "hero"))
@@ -86,20 +93,22 @@ def card(metric: Metric, charts: tuple[Chart, ...], remark: str = "", **more: An
 
 def loss_card(measured: Measured, names: tuple[str, ...]) -> Card:
     lines = [line(name, *measured.scalar(name)) for name in names]
-    positive = all((one.values > 0).all() for one in lines)
+    positive = all((one.values[one.finite] > 0).all() for one in lines)
+    charts = lines_chart(lines, "training-loss", "loss", log=positive)
     return Card(
         "training-loss", "Loss", "as logged", "scalars that the training loop logged",
         "A smooth fall is healthy; compare the step of any spike with the maps below.",
-        "scope.log", (lines_chart(lines, "training-loss", "loss", log=positive),),
+        "scope.log", charts, _nothing(charts),
     )  # fmt: skip
 
 
 def scalar_card(measured: Measured, name: str, place: int) -> Card:
     one = line(name, *measured.scalar(name))
     key = f"scalar-{place}"
+    charts = lines_chart([one], key, name)
     return Card(
         key, name, "as logged", "a scalar that the training loop logged",
-        "Read it beside the loss.", "scope.log", (lines_chart([one], key, name),),
+        "Read it beside the loss.", "scope.log", charts, _nothing(charts),
     )  # fmt: skip
 
 
@@ -112,18 +121,20 @@ def rate_card(measured: Measured) -> Card:
         line("learning rate" if len(first) == 1 else f"group {group}", steps, rates[:, group])
         for group in np.sort(first)
     ]
-    chart = lines_chart(lines, "training-lr", "learning rate")
-    return card(METRICS["optimizer/lr"], (chart,), id="training-lr", title="Learning rate")
+    charts = lines_chart(lines, "training-lr", "learning rate")
+    return card(
+        METRICS["optimizer/lr"], charts, _nothing(charts), id="training-lr", title="Learning rate"
+    )
 
 
 def gradient_card(measured: Measured) -> Card:
     one = line("gradient norm", measured.run.steps, measured.gradient_norm)
-    chart = lines_chart([one], "training-gradient", "gradient norm", log=True)
+    charts = lines_chart([one], "training-gradient", "gradient norm", log=True)
     return Card(
         "training-gradient", "Global gradient norm", METRICS["gradient/norm"].unit,
         "square root of the sum of gradient/norm² over all parameters, each counted once",
         "Slow change is healthy; spikes that come before spikes of the loss ask for clipping or a "
-        "lower learning rate.", METRICS["gradient/norm"].source, (chart,),
+        "lower learning rate.", METRICS["gradient/norm"].source, charts,
     )  # fmt: skip
 
 
@@ -175,12 +186,12 @@ def cost_card(measured: Measured) -> Card | None:
     if not np.isfinite(cost).any():
         return None
     one = line("time added", measured.run.steps, cost * 1e3)
-    chart = lines_chart([one], "cost", "ms per recorded step", log=True)
+    charts = lines_chart([one], "cost", "ms per recorded step", log=True)
     return Card(
         "cost", "What dynscope cost", "ms per recorded step",
         "time that dynscope measured as its own on the training thread",
         "Level is healthy; the first rows include set-up. Record less often to make it smaller.",
-        "clock/cost", (chart,),
+        "clock/cost", charts,
     )  # fmt: skip
 
 
@@ -192,6 +203,10 @@ def hold(chart: Chart, span: tuple[float, float]) -> Chart:
     axis = axis | {"range": [min(low, float(ends[0])), max(high, float(ends[1]))]}
     spec = chart.spec | {"layout": chart.spec["layout"] | {"yaxis": axis}}
     return replace(chart, spec=spec)
+
+
+def _nothing(charts: tuple[Chart, ...]) -> str:
+    return "" if charts else "No finite value was logged."
 
 
 def _reason(measured: Measured, metric: Metric) -> str:

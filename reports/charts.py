@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 Tone = Literal["", "good", "warn", "bad"]
 
-How = Literal["row", "pairs", "map", "log map", "power map", "steps"]
+How = Literal["row", "pairs", "map", "log map", "power map", "steps", "log steps"]
 
 Spec = dict[str, Any]
 """A Plotly figure: {"data": [...], "layout": {...}}; `plotly.graph_objects.Figure(spec)` takes it."""
@@ -34,7 +34,7 @@ class Binding:
 
     "row": the row at the slider's step; "pairs": the rows of several matrices, side by side;
     "map": all of it, transposed; "log map": its base-10 logarithm, and "power map": ten to its
-    power, transposed; "steps": the steps of its rows.
+    power, transposed; "steps": the steps of its rows, "log steps" as `axes.log_places` has them.
     """
 
     trace: int
@@ -47,8 +47,9 @@ class Binding:
 class Chart:
     """A figure with its place on the page.
 
-    ``pick`` is whether several traces are seen at once, one, or one legend group; ``notes`` are sentences of which the
-    slider picks one, by ``note_steps``; ``time`` is the axis that is the training step, if any.
+    ``pick`` is whether several traces are seen at once, one, or one legend group; ``notes`` are
+    sentences of which the slider picks one, by ``note_steps``, and ``captions`` what the legend then
+    calls the last trace; ``time`` is the axis that is the training step, if any.
     """
 
     id: str
@@ -58,6 +59,7 @@ class Chart:
     pick: Literal["many", "one", "group"] = "many"
     notes: tuple[str, ...] = ()
     note_steps: NDArray[np.int64] | None = None
+    captions: tuple[str, ...] = ()
     time: Literal["x", ""] = ""
     log_button: bool = False
 

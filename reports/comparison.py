@@ -158,7 +158,7 @@ def _training(sides: Sequence[Side]) -> Section:
         identity = f"training-loss{place or ''}"
         chart = overlays.lines_overlay(lines, identity, name, log=True)
         made.append(Card(identity, words.title(name), "as logged", "as the training loop logged it",
-                         "Lower at equal step is better.", "scope.log", (chart,)))  # fmt: skip
+                         "Lower at equal step is better.", "scope.log", chart))  # fmt: skip
     rates = [
         (side, line("lr", side.measured.run.steps, side.measured.array("optimizer/lr")[:, 0]))
         for side in sides
@@ -166,7 +166,7 @@ def _training(sides: Sequence[Side]) -> Section:
     ]
     if rates:
         chart = overlays.lines_overlay(rates, "training-lr", "learning rate")
-        made.append(cards.card(METRICS["optimizer/lr"], (chart,), title="Learning rate",
+        made.append(cards.card(METRICS["optimizer/lr"], chart, title="Learning rate",
                                reading="The first parameter group's schedule."))  # fmt: skip
     norms = [
         (side, line("norm", side.measured.run.steps, side.measured.gradient_norm))
@@ -174,7 +174,7 @@ def _training(sides: Sequence[Side]) -> Section:
     ]  # fmt: skip
     if norms:
         chart = overlays.lines_overlay(norms, "training-gradient", "gradient norm", log=True)
-        made.append(replace(cards.gradient_card(norms[0][0].measured), charts=(chart,)))
+        made.append(replace(cards.gradient_card(norms[0][0].measured), charts=chart))
     return Section("training", "Training", "All runs on one axis of steps.", tuple(made))
 
 

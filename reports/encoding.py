@@ -46,6 +46,7 @@ def chart_json(chart: Chart) -> dict[str, Any]:
         "bindings": [_binding(binding) for binding in chart.bindings],
         "pick": chart.pick,
         "notes": list(chart.notes),
+        "captions": list(chart.captions),
         "noteSteps": [] if chart.note_steps is None else chart.note_steps.tolist(),
         "time": chart.time,
     }

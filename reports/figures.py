@@ -6,14 +6,24 @@ from typing import Any
 
 import numpy as np
 
+from dynscope.depth import GrowthLaw
 from dynscope.reports import plateau, theme, words
-from dynscope.reports.axes import Axis, depth_axis, extent, log_ticks, step_axis, value_axis
+from dynscope.reports.axes import (
+    Axis,
+    depth_axis,
+    extent,
+    log_places,
+    log_ticks,
+    step_axis,
+    value_axis,
+)
 from dynscope.reports.charts import Binding, Chart, How, Matrix, Spec
 from dynscope.reports.curves import Curve
 from dynscope.reports.summaries import Line, Massive, Profile, Series
 
 Trace = dict[str, Any]
 
+MOST_MARKED = 24  # points beyond which a line over the training has no marks
 MOST_GHOSTS = 3  # curves beyond which those of the first step would only be a tangle
 VALUE = "%{y:.4~g}"
 
@@ -70,13 +80,13 @@ def profile_chart(profile: Profile, identity: str) -> Chart:
         bindings.append(Binding(len(traces), "y", (matrix_of(profile, one),), "row"))
         hidden = {} if shown else {"visible": "legendonly"}
         traces.append(curve_trace(one.curve, one.values[-1], colour, **hidden))
-    notes = _add_law(profile, traces, bindings)
+    notes, captions = _add_law(profile, traces, bindings)
     title = words.quantity(profile.metric.short, profile.metric.unit)
     y = value_axis(words.literal(title), profile.log, (s.values for s in profile.plain))
     spec = {"data": traces, "layout": layout(depth_axis([s.curve for s in profile.series]), y)}
     return Chart(
         id=identity, title="Over depth", spec=spec, bindings=tuple(bindings), notes=notes,
-        note_steps=profile.steps, log_button=True,
+        note_steps=profile.steps, captions=captions, log_button=True,
     )  # fmt: skip
 
 
@@ -86,44 +96,66 @@ def map_chart(profile: Profile, identity: str) -> Chart | None:
     if not shown or len(profile.steps) < 2:
         return None
     how: How = "log map" if profile.log else "map"
+    on_weights = profile.metric.axes[0] == "weight_step"
     traces: list[Trace] = []
     bindings: list[Binding] = []
     for place, one in enumerate(shown):
         matrix = matrix_of(profile, one)
-        traces.append(_heatmap(one, profile, visible=place == 0))
+        x = log_places(profile.steps) if on_weights else profile.steps
+        traces.append(_heatmap(one, profile, visible=place == 0) | {"x": x})
         bindings += [
             Binding(place, "z", (matrix,), how),
             Binding(place, "customdata", (matrix,), "map"),
-            Binding(place, "x", (matrix,), "steps"),
+            Binding(place, "x", (matrix,), "log steps" if on_weights else "steps"),
         ]
     y = depth_axis([one.curve for one in shown]) | {"showgrid": False}
-    on_weights = profile.metric.axes[0] == "weight_step"
-    x = step_axis(profile.steps if on_weights else ()) | {"showgrid": False}
-    spec = {"data": traces, "layout": layout(x, y)}
+    x_axis = step_axis(profile.steps, log=on_weights) | {"showgrid": False}
+    spec = {"data": traces, "layout": layout(x_axis, y)}
     return Chart(
         id=identity, title="Over depth and training", spec=spec, bindings=tuple(bindings),
         pick="one", time="x",
     )  # fmt: skip
 
 
-def lines_chart(lines: Sequence[Line], identity: str, label: str, log: bool = False) -> Chart:
-    """Quantities over the training."""
+def lines_chart(
+    lines: Sequence[Line], identity: str, label: str, log: bool = False
+) -> tuple[Chart, ...]:
+    """Quantities over the training: one chart, none where no line holds a number."""
+    seen = [one for one in lines if one.finite.any()]
     traces = [
-        {
-            "type": "scatter",
-            "name": words.literal(one.name),
-            "x": one.steps,
-            "y": one.values,
-            "mode": "lines" if len(one.steps) > 1 else "markers",
-            "line": {"color": theme.PALETTE[place % len(theme.PALETTE)], "width": 1.6},
-            "hovertemplate": f"step %{{x:,d}}: <b>{VALUE}</b>",
-        }
-        for place, one in enumerate(lines)
+        line_trace(one, one.name, theme.PALETTE[place % len(theme.PALETTE)])
+        for place, one in enumerate(seen)
     ]
+    return training_chart(seen, traces, identity, label, log)
+
+
+def line_trace(one: Line, name: str, colour: str) -> Trace:
+    """One line over the training; few points are marked, so that single ones are seen."""
+    points = int(one.finite.sum())
+    mode = "lines" if points > MOST_MARKED else "lines+markers" if points > 1 else "markers"
+    return {
+        "type": "scatter",
+        "name": words.literal(name),
+        "x": one.steps,
+        "y": one.values,
+        "mode": mode,
+        "line": {"color": colour, "width": 1.6},
+        "marker": {"color": colour, "size": 5},
+        "hovertemplate": f"step %{{x:,d}}: <b>{VALUE}</b>",
+    }
+
+
+def training_chart(
+    lines: Sequence[Line], traces: list[Trace], identity: str, label: str, log: bool
+) -> tuple[Chart, ...]:
+    """The chart of ``lines`` drawn as ``traces``, none where there is no line."""
+    if not lines:
+        return ()
     log = log and extent((one.values for one in lines), positive=True) is not None
     y = value_axis(words.literal(label), log, [one.values for one in lines] if log else ())
-    spec = {"data": traces, "layout": layout(step_axis(), y, height=280)}
-    return Chart(identity, "Over the training", spec, time="x", log_button=True)
+    x = step_axis(np.concatenate([one.steps for one in lines]))
+    spec = {"data": traces, "layout": layout(x, y, height=280)}
+    return (Chart(identity, "Over the training", spec, time="x", log_button=True),)
 
 
 def massive_chart(massive: Massive, identity: str) -> Chart:
@@ -192,19 +224,36 @@ def _first_step(one: Series, colour: str) -> Trace:
     }  # fmt: skip
 
 
-def _add_law(profile: Profile, traces: list[Trace], bindings: list[Binding]) -> tuple[str, ...]:
-    """Draw the growth law of the leading curve; its sentences, one a step."""
+def _add_law(
+    profile: Profile, traces: list[Trace], bindings: list[Binding]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Draw the growth law of the leading curve; its sentences and its short names, one a step."""
     if profile.laws is None:
-        return ()
+        return (), ()
     matrix = Matrix(f"0|{profile.metric.name}|law", profile.steps, profile.laws.values)
     bindings.append(Binding(len(traces), "y", (matrix,), "row"))
-    label = profile.series[0].curve.label
+    curve = profile.series[0].curve
+    captions = tuple(_caption(law, curve.noun) for law in profile.laws.laws)
     traces.append({
-        "type": "scatter", "name": "fitted law", "x": profile.laws.depths,
+        "type": "scatter", "name": captions[-1], "x": profile.laws.depths,
         "y": matrix.values[-1], "mode": "lines", "hoverinfo": "skip",
         "line": {"color": theme.GREY, "width": 2, "dash": "dash"},
     })  # fmt: skip
-    return tuple(f"{words.title(label)}: {words.law(law.text)}." for law in profile.laws.laws)
+    label = words.title(curve.label)
+    return (
+        tuple(f"{label}: {words.law(law.text, curve.noun)}." for law in profile.laws.laws),
+        captions,
+    )
+
+
+def _caption(law: GrowthLaw, noun: str) -> str:
+    """A law in the legend."""
+    if law.kind != "none":
+        return "flat" if law.kind == "flat" else f"{law.kind} law"
+    if law.jump is None or not law.jump.steep:
+        return "no law fits"
+    sign = "×" if law.jump.factor > 1 else "÷"
+    return f"jump {sign} {words.number(law.jump.fold, 2)} at {noun} {law.jump.depth}"
 
 
 def _heatmap(one: Series, profile: Profile, visible: bool) -> Trace:

@@ -84,6 +84,27 @@ class Measured:
         return joined[0] if joined else None
 
     @cached_property
+    def twins(self) -> tuple[Curve, ...]:
+        """Sublayers whose output is the block's own, as they add the residual and normalize inside."""
+        sizes = [
+            f"activation/{name}"
+            for name in ("rms", "absmax", "mean_abs")
+            if self.has(f"activation/{name}")
+        ]
+        stream = self.stream
+        if stream is None or stream.role != "block" or not sizes:
+            return ()
+        return tuple(
+            curve for curve in self.site_curves
+            if curve.role != "block" and np.array_equal(curve.depths, stream.depths)
+            and all(self._alike(name, curve, stream) for name in sizes)
+        )  # fmt: skip
+
+    def _alike(self, name: str, one: Curve, other: Curve) -> bool:
+        a, b = (self.array(name)[:, curve.columns] for curve in (one, other))
+        return bool(np.isfinite(a).any()) and np.array_equal(a, b, equal_nan=True)
+
+    @cached_property
     def gradient_norm(self) -> Floats:
         """Norm of all gradients together, at every recorded step; NaN where none is known."""
         if not self.has("gradient/norm") or not len(self.run.steps):

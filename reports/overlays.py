@@ -7,10 +7,26 @@ import numpy as np
 
 from dynscope.catalogue import Metric
 from dynscope.reports import theme, words
-from dynscope.reports.axes import Axis, depth_axis, extent, log_ticks, reach, step_axis, value_axis
+from dynscope.reports.axes import (
+    Axis,
+    depth_axis,
+    extent,
+    log_places,
+    log_ticks,
+    reach,
+    step_axis,
+    value_axis,
+)
 from dynscope.reports.charts import Binding, Chart, Matrix
 from dynscope.reports.curves import Curve
-from dynscope.reports.figures import Trace, curve_trace, layout, matrix_of
+from dynscope.reports.figures import (
+    Trace,
+    curve_trace,
+    layout,
+    line_trace,
+    matrix_of,
+    training_chart,
+)
 from dynscope.reports.measured import Floats
 from dynscope.reports.pairing import Difference, Side
 from dynscope.reports.summaries import Line, Profile, massive
@@ -58,14 +74,13 @@ def difference_chart(
         bindings += [
             Binding(place, "z", (matrix,), "map"),
             Binding(place, "customdata", (matrix,), "power map" if one.ratio else "map"),
-            Binding(place, "x", (matrix,), "steps"),
+            Binding(place, "x", (matrix,), "log steps" if log_steps else "steps"),
         ]
-        traces.append(_difference_map(one, name, place == 0))
+        x = log_places(one.steps) if log_steps else one.steps
+        traces.append(_difference_map(one, name, place == 0) | {"x": x})
     y = depth_axis([one.series.curve for one in drawn]) | {"showgrid": False}
-    spec = {
-        "data": traces,
-        "layout": layout(step_axis(drawn[0].steps if log_steps else ()) | {"showgrid": False}, y),
-    }
+    x_axis = step_axis(np.concatenate([one.steps for one in drawn]), log_steps)
+    spec = {"data": traces, "layout": layout(x_axis | {"showgrid": False}, y)}
     title = "Ratio to a" if drawn[0].ratio else "Difference from a"
     if not many:
         title = "b over a" if drawn[0].ratio else "b minus a"
@@ -74,24 +89,11 @@ def difference_chart(
 
 def lines_overlay(
     lines: Sequence[tuple[Side, Line]], identity: str, label: str, log: bool = False
-) -> Chart:
-    """One quantity of all runs over the training."""
-    traces = [
-        {
-            "type": "scatter",
-            "name": words.literal(side.name),
-            "x": one.steps,
-            "y": one.values,
-            "mode": "lines" if len(one.steps) > 1 else "markers",
-            "line": {"color": side.colour, "width": 1.7},
-            "hovertemplate": "step %{x:,d}: <b>%{y:.4~g}</b>",
-        }
-        for side, one in lines
-    ]
-    log = log and extent((one.values for _, one in lines), positive=True) is not None
-    y = value_axis(words.literal(label), log, [one.values for _, one in lines] if log else ())
-    spec = {"data": traces, "layout": layout(step_axis(), y, height=280)}
-    return Chart(identity, "Over the training", spec, time="x", log_button=True)
+) -> tuple[Chart, ...]:
+    """One quantity of all runs over the training: one chart, none where no run holds a number."""
+    seen = [(side, one) for side, one in lines if one.finite.any()]
+    traces = [line_trace(one, side.name, side.colour) for side, one in seen]
+    return training_chart([one for _, one in seen], traces, identity, label, log)
 
 
 def massive_overlay(sides: Sequence[Side], identity: str, relative: bool) -> Chart | None:

@@ -1,17 +1,25 @@
 """The summary in words: what a run is, and what it did, from all of its recorded rows."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import isfinite, nan
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dynscope.depth import FFN_ROLES, ffn_band, first_bad_layer, growth_law
+from dynscope.depth import (
+    FFN_BAND,
+    FFN_ROLES,
+    ffn_band,
+    first_bad_layer,
+    growth_law,
+    outside_band,
+)
 from dynscope.reports import facts, plateau, words
 from dynscope.reports.charts import Statement, Tone
-from dynscope.reports.measured import Measured, block_ratio
+from dynscope.reports.measured import Floats, Measured, block_ratio
 from dynscope.reports.summaries import massive
 from dynscope.reports.words import number
-from dynscope.site import undivided
+from dynscope.site import Parameter, undivided
 
 IDLE = 0.1  # of the median block's relative update
 LARGE_SHARE = 0.1  # of the energy, for three elements
@@ -54,10 +62,10 @@ def variance_law(measured: Measured, row: int) -> str:
     values = measured.array("activation/variance")[row, stream.columns]
     if np.isfinite(values).sum() < FEWEST_BLOCKS:
         return ""
-    text = words.law(growth_law(stream.depths, values).text)
+    text = words.law(growth_law(stream.depths, values).text, stream.noun)
     if text.startswith("flat"):
         return f"is {text}"
-    return text if text.startswith(("grows", "falls")) else f"shows {text}"
+    return f"shows {text}" if text.startswith("no ") else text
 
 
 def _growth(measured: Measured) -> Iterator[Statement]:
@@ -66,7 +74,7 @@ def _growth(measured: Measured) -> Iterator[Statement]:
         return
     text = f"The variance of the {stream.label} {law} at the last recorded step"
     first = variance_law(measured, 0)
-    if first and first != law:
+    if first and first.split(" (")[0] != law.split(" (")[0]:
         text += f"; at the first, it {first}"
     tone: Tone = "warn" if "grows exponentially" in law else ""
     yield Statement(f"{text}.", tone, "activation-variance")
@@ -173,18 +181,18 @@ def _angles(measured: Measured) -> Iterator[Statement]:
         return
     quarter = len(row) // 4
     early, late = float(row[:quarter].mean()), float(row[-quarter:].mean())
+    first, last = "first", "last"
+    if quarter > 1:
+        first, last = f"first {quarter}", f"last {quarter}"
+    turn = "turns" if quarter == 1 else "turn"
     text = (
-        f"The first {words.count(quarter, 'block')} {_turn(quarter)} the residual stream by "
-        f"{number(early, 2)} half turns, the last {quarter} by {number(late, 2)}"
+        f"The {first} {words.plural(quarter, stream.noun)} {turn} the residual stream by "
+        f"{number(early, 2)} half turns, the {last} by {number(late, 2)}"
     )
     faint = late < 0.25 * early
     if faint:
         text += ": deep blocks do little"
     yield Statement(f"{text}.", "warn" if faint else "", "activation-angular_distance")
-
-
-def _turn(blocks: int) -> str:
-    return "turns" if blocks == 1 else "turn"
 
 
 def _weights(measured: Measured) -> Iterator[Statement]:
@@ -199,12 +207,43 @@ def _weights(measured: Measured) -> Iterator[Statement]:
     numel = np.array([one.numel for one in every])
     ffn = fitted & np.isin(roles, FFN_ROLES)
     if ffn.any():
-        reading = ffn_band(k[ffn], numel[ffn])
-        yield Statement(f"Weibull shape of the FFN matrices: {reading.text}.", "", "weibull-k")
+        text = _band(k, numel, ffn, every, measured.noun)
+        yield Statement(f"Weibull shape of the FFN matrices: {text}.", "", "weibull-k")
     chosen = fitted & np.isin(roles, ("q", "k", "qkv"))
     if chosen.any():
         text = f"Weibull shape of the query and key matrices: median k {np.median(k[chosen]):.3f}"
         yield Statement(f"{text} (1.205 at Gaussian initialization).", "", "weibull-k")
+
+
+def _band(
+    k: Floats, numel: NDArray[np.int64], ffn: NDArray[np.bool_], every: Sequence[Parameter],
+    noun: str,
+) -> str:  # fmt: skip
+    """Which classes of FFN matrices lie in the band of trained ones, and which blocks do not."""
+    pooled = ffn_band(k[ffn], numel[ffn])
+    if pooled.inside is None:
+        return pooled.text
+    parts, readable = [], 0
+    for role in (role for role in FFN_ROLES if any(ffn & _of(every, role))):
+        own = np.flatnonzero(ffn & _of(every, role))
+        reading = ffn_band(k[own], numel[own])
+        apart = own[outside_band(k[own], numel[own])]
+        depths = sorted({every[place].depth for place in apart.tolist()} - {-1})
+        blocks = len({every[place].depth for place in own.tolist()})
+        where = f"median k {reading.k:.3f}"
+        if len(depths) == blocks > 1:
+            where += f", every {noun} outside"
+        elif depths:
+            where += f", outside in {words.places(noun, depths, of=blocks)}"
+        parts.append(f"{words.role(role)}: {reading.where or 'too few weights'} ({where})")
+        readable += reading.inside is not None
+    low, high = FFN_BAND
+    told = f"against the band of trained ones, {low} to {high}, {'; '.join(parts)}"
+    return told if readable else pooled.text
+
+
+def _of(every: Sequence[Parameter], role: str) -> NDArray[np.bool_]:
+    return np.array([one.role == role for one in every])
 
 
 def _cost(measured: Measured) -> Iterator[Statement]:

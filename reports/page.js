@@ -28,6 +28,7 @@
   }
 
   const step = () => payload.slider[place];
+  const logPlace = (at) => Math.max(at, payload.beforeFirst); // a logarithm has no place for step 0
   // The last row at or before the slider's step; the first where the run begins later.
   function rowAt(steps, wanted) {
     let low = 0, high = steps.length;
@@ -52,6 +53,7 @@
     "row": ([name]) => row(name),
     "pairs": (names) => { const parts = names.map(row); return parts[0].map((_, i) => parts.map((part) => part[i])); },
     "steps": ([name]) => matrix(name).steps,
+    "log steps": ([name]) => matrix(name).steps.map(logPlace),
     "map": ([name]) => turned(name, (value) => value),
     "power map": ([name]) => turned(name, (value) => 10 ** value),
     "log map": ([name]) => turned(name, Math.log10),
@@ -70,7 +72,8 @@
 
   function cursor(chart) {
     if (chart.time !== "x" || !payload.slider.length) return [];
-    return [{ type: "line", xref: "x", yref: "paper", x0: step(), x1: step(), y0: 0, y1: 1,
+    const at = chart.layout.xaxis.type === "log" || logSteps ? logPlace(step()) : step();
+    return [{ type: "line", xref: "x", yref: "paper", x0: at, x1: at, y0: 0, y1: 1,
       line: { color: theme() === "dark" ? "#ffffff" : "#11151a", width: 1.2, dash: "dot" } }];
   }
   const shapes = (chart) => [...(chart.layout.shapes || []), ...cursor(chart)];
@@ -146,6 +149,7 @@
     const trace = chart.data.find((one) => one.name === name && one.showlegend !== false);
     chart.off ??= new Set(chart.pick === "many" ? chart.data.filter((one) => one.visible === "legendonly").map((one) => one.name) : []);
     const made = button(holder, name, !chart.off.has(name));
+    if (trace === captioned(chart)) chart.key = made;
     made.style.setProperty("--key", trace.line?.color);
     if (trace.line?.dash === "dash") made.style.setProperty("--dash", "dashed");
     made.addEventListener("click", () => {
@@ -161,6 +165,10 @@
     chart.data.forEach((trace, at) => { trace.visible = visible[at]; });
     Plotly.restyle(document.getElementById(id), { visible });
   }
+
+  // The trace whose name in the legend follows the step.
+  const captioned = (chart) => (chart.captions.length ? chart.data.at(-1) : null);
+  const caption = (chart) => chart.captions[rowAt(chart.noteSteps, step())];
 
   // Which step the curves are of: rows before the slider's may be the latest there are.
   function stepsShown(chart) {
@@ -178,6 +186,7 @@
     if (chart.notes.length) {
       document.getElementById(`note-${id}`).textContent = chart.notes[rowAt(chart.noteSteps, step())];
     }
+    if (chart.key) chart.key.textContent = caption(chart);
   }
 
   function move(id) {
@@ -282,7 +291,7 @@
     for (const [id, chart] of drawn) {
       if (!followsScale(chart)) continue;
       const axis = stepAxis();
-      Plotly.relayout(document.getElementById(id), { "xaxis.type": axis.type, "xaxis.exponentformat": axis.exponentformat, "xaxis.autorange": true });
+      Plotly.relayout(document.getElementById(id), { "xaxis.type": axis.type, "xaxis.exponentformat": axis.exponentformat, "xaxis.autorange": true, shapes: shapes(chart) });
     }
   });
 
@@ -315,17 +324,19 @@
     if (old) return old.remove();
     const id = button.dataset.chart;
     draw(id);
-    button.closest(".card").append(table(document.getElementById(id)));
+    button.closest(".card").append(table(id));
   }
   function renewNumbers(id) {
     const old = document.getElementById(id).closest(".card")?.querySelector(".scroll");
-    if (old?.parentElement.querySelector(`.numbers[data-chart="${CSS.escape(id)}"]`)) old.replaceWith(table(document.getElementById(id)));
+    if (old?.parentElement.querySelector(`.numbers[data-chart="${CSS.escape(id)}"]`)) old.replaceWith(table(id));
   }
-  function table({ data, layout }) {
+  function table(id) {
+    const { data, layout } = document.getElementById(id);
+    const name = (trace) => (trace === captioned(payload.charts[id]) ? caption(payload.charts[id]) : trace.name);
     const traces = data.filter((trace) => trace.type === "scatter" && trace.name && trace.showlegend !== false && trace.visible !== "legendonly");
     const at = (trace, x) => { const found = trace.x.indexOf(x); return found < 0 ? "" : Number(trace.y[found]?.toPrecision(5) ?? NaN); };
     const places = [...new Set(traces.flatMap((trace) => [...trace.x]))].sort((a, b) => a - b);
-    const head = [layout.xaxis.title?.text ?? "", ...traces.map((trace) => trace.name)];
+    const head = [layout.xaxis.title?.text ?? "", ...traces.map(name)];
     const holder = document.createElement("div");
     holder.className = "scroll";
     holder.tabIndex = 0;

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, StrictUndefined, Template
 
-from dynscope.reports import theme
+from dynscope.reports import axes, theme
 from dynscope.reports.charts import Chart, Contents
 from dynscope.reports.encoding import chart_json, matrices_json, script_json
 
@@ -73,6 +73,7 @@ class Report:
         return matrices_json(charts.values()) | {
             "charts": {identity: chart_json(chart) for identity, chart in charts.items()},
             "slider": self.contents.slider.tolist(),
+            "beforeFirst": axes.BEFORE_FIRST,
             "templates": {"light": theme.LIGHT, "dark": theme.DARK},
         }
 

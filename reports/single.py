@@ -86,9 +86,21 @@ def _training(measured: Measured) -> Section:
 
 def _depth(group: str, title: str, lead: str) -> Callable[[Measured], Section]:
     def make(measured: Measured) -> Section:
-        return Section(group, title, lead, _metric_cards(measured, _of(measured, group)))
+        told = f"{lead} {_twins(measured)}".strip()
+        return Section(group, title, told, _metric_cards(measured, _of(measured, group)))
 
     return make
+
+
+def _twins(measured: Measured) -> str:
+    """Why a sublayer is not drawn, "" where all are."""
+    if not measured.twins:
+        return ""
+    labels = words.listing([curve.label for curve in measured.twins])
+    return (
+        f"Not drawn apart: {labels}, whose module adds the residual and normalizes inside, so that "
+        "what it puts out is the residual stream itself."
+    )
 
 
 def _massive(measured: Measured) -> Section:

@@ -4,9 +4,10 @@ Made from a run, before and without any figure.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dynscope.catalogue import Metric
 from dynscope.depth import GrowthLaw, growth_law
@@ -37,7 +38,10 @@ class Series:
 
 @dataclass(frozen=True)
 class Laws:
-    """The growth law of a profile's leading curve at every drawn step, drawn as (steps, depths)."""
+    """The growth law of a profile's leading curve at every drawn step, drawn as (steps, depths).
+
+    Where no law fits what is drawn is the jump, if there is one: the values on both sides of it.
+    """
 
     depths: Steps
     values: Floats
@@ -85,6 +89,11 @@ class Line:
     steps: Steps
     values: Floats
 
+    @property
+    def finite(self) -> NDArray[np.bool_]:
+        """Where there is something to draw."""
+        return np.asarray(np.isfinite(self.values))
+
 
 @dataclass(frozen=True)
 class Massive:
@@ -103,8 +112,22 @@ def profile(measured: Measured, metric: Metric) -> Profile:
     rows = measured.rows(metric)
     taken = measured.array(metric.name)[rows.rows]
     every = [Series(curve, taken[:, curve.columns]) for curve in measured.curves(metric)]
-    series = tuple(one for one in every if not np.isnan(one.values).all())
+    series = tuple(one for one in every if np.isfinite(one.values).any())
     return Profile(metric, rows.drawn, series, _laws(metric, series))
+
+
+def without_twins(measured: Measured, found: Profile) -> Profile:
+    """``found`` without the sublayers whose outputs, and values here, are the block's own."""
+    twins = {curve.key for curve in measured.twins}
+    stream = next((one for one in found.series if one.curve.role == "block"), None)
+    if not twins or stream is None:
+        return found
+    kept = [
+        one for one in found.series
+        if one.curve.key not in twins
+        or not np.array_equal(one.values, stream.values, equal_nan=True)
+    ]  # fmt: skip
+    return replace(found, series=tuple(kept))
 
 
 def massive(measured: Measured) -> Massive | None:
@@ -142,6 +165,16 @@ def _laws(metric: Metric, series: Sequence[Series]) -> Laws | None:
         return None
     depths = series[0].curve.depths
     laws = tuple(growth_law(depths, row) for row in series[0].values)
-    if all(law.kind == "none" for law in laws):
+    if all(law.kind == "none" and law.jump is None for law in laws):
         return None
-    return Laws(depths, np.stack([law.at(depths) for law in laws]), laws)
+    drawn = [_drawn(law, depths, row) for law, row in zip(laws, series[0].values, strict=True)]
+    return Laws(depths, np.stack(drawn), laws)
+
+
+def _drawn(law: GrowthLaw, depths: Steps, values: Floats) -> Floats:
+    if law.jump is None or not law.jump.steep:
+        return law.at(depths)
+    sides = np.flatnonzero((values > 0) & (depths <= law.jump.depth))[-2:]
+    drawn = np.full(len(depths), np.nan)
+    drawn[sides] = values[sides]
+    return drawn

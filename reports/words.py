@@ -51,8 +51,14 @@ def size(count: int) -> str:
 
 def count(amount: int, noun: str) -> str:
     """``amount`` and its noun, in the plural unless there is one."""
-    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
-    return f"{integer(amount)} {noun if amount == 1 else plural}"
+    return f"{integer(amount)} {plural(amount, noun)}"
+
+
+def plural(amount: int, noun: str) -> str:
+    """``noun`` as it is said of ``amount`` of them."""
+    if amount == 1:
+        return noun
+    return f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
 
 
 def parameters(amount: int) -> str:
@@ -92,9 +98,12 @@ def ranges(indices: Sequence[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in parts)
 
 
-def places(noun: str, indices: Sequence[int]) -> str:
-    """block 3, blocks 0–5, 9."""
-    return f"{noun if len(indices) == 1 else f'{noun}s'} {ranges(indices)}"
+def places(noun: str, indices: Sequence[int], of: int = 0) -> str:
+    """block 3, blocks 0–5, 9; with ``of`` and many gaps only how many: 12 of 30 blocks."""
+    told = ranges(indices)
+    if of and told.count(",") > 3:
+        return f"{len(indices)} of {count(of, noun)}"
+    return f"{plural(len(indices), noun)} {told}"
 
 
 def role(name: str) -> str:
@@ -116,8 +125,9 @@ def quantity(name: str, unit_name: str) -> str:
     return f"{name} ({unit(unit_name)})" if unit(unit_name) else name
 
 
-def law(text: str) -> str:
-    return text.replace("R2", "R²")
+def law(text: str, noun: str = "block") -> str:
+    """What `GrowthLaw` says, with what the depths count in the model at hand."""
+    return text.replace("R2", "R²").replace("block", noun)
 
 
 def literal(name: str) -> str:

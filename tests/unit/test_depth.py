@@ -53,6 +53,22 @@ def test_no_law_is_named_where_there_is_none() -> None:
     assert np.isnan(depth.growth_law(DEPTHS, noise).at(DEPTHS)).all()
 
 
+@pytest.mark.parametrize("blocks", [4, 6, 30])
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_step_between_two_levels_is_a_jump_and_no_law(blocks: int, at: int) -> None:
+    values = np.where(np.arange(blocks) < at, 30.0, 9000.0)
+    up, down = (depth.growth_law(range(blocks), one) for one in (values, 1 / values))
+    assert (up.kind, up.jump) == ("none", (at, 300))
+    assert up.text == f"jumps 300-fold at block {at} (no law fits)"
+    assert down.text == f"drops 300-fold at block {at} (no law fits)"
+
+
+def test_small_steps_without_a_law_are_no_jump() -> None:
+    law = depth.growth_law(range(6), [1.0, 1.2, 0.9, 1.3, 1.0, 1.1])
+    assert law.jump is not None and not law.jump.steep
+    assert law.text == "no clear trend with depth (largest step 1.4-fold, at block 3)"
+
+
 def test_a_block_left_out_is_named() -> None:
     values = PLACE.copy()
     values[0] = 1e6
@@ -129,3 +145,9 @@ def test_the_band_is_read_only_with_a_million_weights() -> None:
     assert depth.ffn_band([1.1], [2_000_000]).inside is False
     assert "above" in depth.ffn_band([1.3], [2_000_000]).text
     assert depth.ffn_band([nan], [5]).inside is None
+
+
+def test_a_matrix_is_outside_the_band_only_beyond_its_standard_error() -> None:
+    found = depth.outside_band([1.19, 1.184, 1.184, 1.3, nan], [10**6, 10**6, 10**4, 10**6, 10**6])
+    assert found.tolist() == [False, False, False, True, False]
+    assert depth.outside_band([1.184], [10**8]).tolist() == [True]

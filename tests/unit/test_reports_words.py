@@ -31,6 +31,7 @@ def test_long_lists_and_runs_of_numbers_are_folded() -> None:
     assert words.listing(["a", "b", "c"]) == "a, b and c"
     assert words.listing(list("abcdef"), most=3) == "a, b, c and 3 more"
     assert words.places("block", [0, 3, 4, 5]) == "blocks 0, 3–5"
+    assert words.places("block", [0, 2, 4, 6, 8], of=9) == "5 of 9 blocks"
     assert words.count(1, "step") == "1 step"
     assert words.count(2, "entry") == "2 entries"
 
