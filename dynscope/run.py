@@ -115,13 +115,16 @@ class Run:
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
-        rows = _rows(self._columns("parameters"))
-        return tuple(
-            Parameter(
-                **{**r, "shape": tuple(json.loads(r["shape"])), "trainable": bool(r["trainable"])}
-            )
-            for r in rows
-        )
+        # Where depth is the order of calls it is known of sites only, at their first call.
+        called = {site.path: site.depth for site in self.sites}
+
+        def parameter(row: dict[str, Any]) -> Parameter:
+            owner = row["name"].rpartition(".")[0]
+            depth = called.get(owner, -1) if row["depth"] < 0 else row["depth"]
+            shape, trainable = tuple(json.loads(row["shape"])), bool(row["trainable"])
+            return Parameter(**{**row, "depth": depth, "shape": shape, "trainable": trainable})
+
+        return tuple(parameter(row) for row in _rows(self._columns("parameters")))
 
     # Tables
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from dynscope.catalogue import METRICS
+from dynscope.catalogue import METRICS, bundle
 from dynscope.errors import InputError
 from dynscope.repair import repair
 from dynscope.run import Run, load
 from dynscope.schema import Header
-from dynscope.site import Site
+from dynscope.site import Parameter, Site
 from dynscope.writer import RunWriter
 from tests.factories import make_parameters, make_run, make_sites
 
@@ -141,3 +141,13 @@ def test_overwriting_replaces_runs_and_empty_files_only(tmp_path: Path) -> None:
             RunWriter(path, Header(()), **choice)
     assert path.read_text() == "my thesis"
     assert [p.name for p in tmp_path.iterdir()] == ["run.h5"]
+
+
+def test_a_parameter_has_the_depth_of_the_layer_that_owns_it(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path / "run.h5", Header(bundle("light")))
+    writer.parameters([Parameter(name, "ffn") for name in ("a.weight", "b.weight", "c.weight")])
+    writer.sites([Site("b", "ffn", depth=1), Site("a", "ffn", depth=0)])  # by order of calls
+    writer.row(1, 0.0, {"gradient/norm": np.ones(3)})
+    writer.close()
+    run = load(tmp_path / "run.h5")
+    assert run["gradient/norm"]["depth"].values.tolist() == [0, 1, -1]
