@@ -208,7 +208,7 @@ def _weights(measured: Measured) -> Iterator[Statement]:
     ffn = fitted & np.isin(roles, FFN_ROLES)
     if ffn.any():
         text = _band(k, numel, ffn, every, measured.noun)
-        yield Statement(f"Weibull shape of the FFN matrices: {text}.", "", "weibull-k")
+        yield Statement(f"Weibull shape of the FFN matrices{text}.", "", "weibull-k")
     chosen = fitted & np.isin(roles, ("q", "k", "qkv"))
     if chosen.any():
         text = f"Weibull shape of the query and key matrices: median k {np.median(k[chosen]):.3f}"
@@ -222,7 +222,7 @@ def _band(
     """Which classes of FFN matrices lie in the band of trained ones, and which blocks do not."""
     pooled = ffn_band(k[ffn], numel[ffn])
     if pooled.inside is None:
-        return pooled.text
+        return f": {pooled.text}"
     parts, readable = [], 0
     for role in (role for role in FFN_ROLES if any(ffn & _of(every, role))):
         own = np.flatnonzero(ffn & _of(every, role))
@@ -235,11 +235,15 @@ def _band(
             where += f", every {noun} outside"
         elif depths:
             where += f", outside in {words.places(noun, depths, of=blocks)}"
-        parts.append(f"{words.role(role)}: {reading.where or 'too few weights'} ({where})")
+        parts.append(f"{_class(role)} {reading.where or 'too few weights'} ({where})")
         readable += reading.inside is not None
     low, high = FFN_BAND
-    told = f"against the band of trained ones, {low} to {high}, {'; '.join(parts)}"
-    return told if readable else pooled.text
+    told = f" against the band of trained ones, {low} to {high}: {'; '.join(parts)}"
+    return told if readable else f": {pooled.text}"
+
+
+def _class(role: str) -> str:
+    return f"{role} projection" if role in ("in", "out") else words.role(role)
 
 
 def _of(every: Sequence[Parameter], role: str) -> NDArray[np.bool_]:

@@ -86,7 +86,7 @@ def _training(measured: Measured) -> Section:
 
 def _depth(group: str, title: str, lead: str) -> Callable[[Measured], Section]:
     def make(measured: Measured) -> Section:
-        told = f"{lead} {_twins(measured)}".strip()
+        told = f"{lead} {_twins(measured)}".strip() if group == "activation" else lead
         return Section(group, title, told, _metric_cards(measured, _of(measured, group)))
 
     return make
@@ -125,7 +125,7 @@ def _weights(measured: Measured) -> Section:
 
 def _weibull(measured: Measured) -> Section:
     fits = [m for m in _of(measured, "weight") if m.short.startswith("weibull")]
-    found = tuple(cards.weibull_card(measured, metric) for metric in fits)
+    found = tuple(cards.weibull_card(measured, metric) for metric in _told(measured, fits))
     lead = (
         "How weight magnitudes are distributed, by weight class and depth. Gaussian "
         "initialization lies on the half-normal line; training moves query and key matrices most."
@@ -160,7 +160,10 @@ def _coverage(measured: Measured) -> Table:
          words.integer(many), reason)
         for (kind, metric, reason), many in counted.most_common(MOST_ROWS)
     )  # fmt: skip
-    remark = "" if rows else "Nothing is known to be missing."
+    never = [one.name for one in measured.metrics if one not in _told(measured, [one])]
+    remark = "" if rows or never else "Nothing is known to be missing."
+    if never:
+        remark = f"Never measured in this run: {words.listing(never, 20)}."
     return Table(
         "Not recorded, and why", ("kind", "metric", "where", "times", "reason"), rows, remark
     )
@@ -177,8 +180,17 @@ def _of(measured: Measured, group: str) -> list[Metric]:
     return [metric for metric in measured.metrics if metric.group == group]
 
 
+def _told(measured: Measured, metrics: Sequence[Metric]) -> list[Metric]:
+    """Metrics with something to draw, or with a reason why there is nothing."""
+    missing = {gap.metric for gap in measured.run.coverage}
+    return [
+        metric for metric in metrics
+        if metric.name in missing or not np.isnan(measured.array(metric.name)).all()
+    ]  # fmt: skip
+
+
 def _metric_cards(measured: Measured, metrics: Sequence[Metric]) -> tuple[Card, ...]:
     """Cards with a map first: what is the same everywhere comes last, without one."""
     ordered = sorted(metrics, key=lambda metric: metric.short != "variance")
-    made = (cards.metric_card(measured, metric) for metric in ordered)
+    made = (cards.metric_card(measured, metric) for metric in _told(measured, ordered))
     return tuple(sorted(made, key=lambda card: -len(card.charts)))

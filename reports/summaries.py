@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dynscope.catalogue import Metric
 from dynscope.depth import GrowthLaw, growth_law
 from dynscope.reports.curves import Curve
-from dynscope.reports.measured import Floats, Measured, Steps
+from dynscope.reports.measured import Floats, Measured, Steps, same
 from dynscope.reports.thinning import thin_line
 
 # Quantities that are read on a straight axis: shares, angles, signed values, shapes of a fit.
@@ -125,7 +125,7 @@ def without_twins(measured: Measured, found: Profile) -> Profile:
     kept = [
         one for one in found.series
         if one.curve.key not in twins
-        or not np.array_equal(one.values, stream.values, equal_nan=True)
+        or not same(one.values, stream.values)
     ]  # fmt: skip
     return replace(found, series=tuple(kept))
 

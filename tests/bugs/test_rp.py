@@ -129,6 +129,25 @@ def test_rp_09_a_metric_without_a_number_says_why(tmp_path: Path) -> None:
     assert card.remark == "No value was recorded. Reason: overwritten in place."
 
 
+def test_rp_09_what_was_never_measured_is_named_and_has_no_card(tmp_path: Path) -> None:
+    wanted = ("activation/rms", "gradient/norm_before_clip", "weight/weibull_k")
+    path = tmp_path / "never.h5"
+    writer = RunWriter(path, Header(tuple(METRICS[name] for name in wanted)))
+    writer.sites([Site("0", "other", 0, 0)])
+    writer.parameters([Parameter("0.weight", "other", 0, 0, (2, 2), 4)])
+    for step in (1, 2):
+        writer.row(step, 1.7e9 + step, {"activation/rms": np.ones(1, np.float32)})
+        writer.scalars(step, 1.7e9 + step, {"loss": np.nan})
+    writer.close()
+    sections = report(Run(path)).contents.sections
+    cards = [card for section in sections for card in section.cards]
+    assert {"gradient/norm_before_clip", "weight/weibull_k"}.isdisjoint(c.name for c in cards)
+    assert [c.remark for c in cards if not c.charts] == ["No finite value was logged."]
+    (table,) = (t for s in sections for t in s.tables if t.title.startswith("Not recorded"))
+    expected = "Never measured in this run: gradient/norm_before_clip and weight/weibull_k."
+    assert table.remark == expected
+
+
 def test_rp_09_a_run_without_anything_says_so(tmp_path: Path) -> None:
     RunWriter(tmp_path / "empty.h5", Header(())).close()
     run = Run(tmp_path / "empty.h5")
