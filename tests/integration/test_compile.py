@@ -10,6 +10,8 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import dynscope
+from examples import mix_ln
+from examples.language_model import Size
 from tests.models import Decoder, Wrap, batches, directly, loss_of, nonreentrant
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -73,6 +75,33 @@ def test_the_whole_model_compiles_without_a_break(tmp_path: Path, backend: str, 
     assert run.steps.tolist() == [1, 4, 7, 10]
     assert (run["activation/n_calls"] == 1).all()
     assert (run["activation_gradient/n_calls"] == 1).all()
+
+
+def test_the_demos_model_compiles_without_a_break(tmp_path: Path) -> None:
+    graphs = []
+    for recorded in (False, True):
+        torch.compiler.reset()
+        counters.clear()
+        model = mix_ln.build(Size(width=32, heads=2, hidden=48, blocks=4, context=16))
+        running = compiled(model, "aot_eager", per_block=False)
+        optimizer = torch.optim.Adam(model.parameters())
+        scope = None
+        if recorded:
+            scope = dynscope.attach(
+                running, tmp_path / "run.h5", optimizer=optimizer, every=third, summary=False
+            )
+        for _ in range(6):
+            optimizer.zero_grad()
+            running(torch.randint(256, (2, 16))).square().mean().backward()
+            optimizer.step()
+        if scope:
+            scope.close()
+        assert not counters["graph_break"]
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert graphs[1] == graphs[0] + 1
+    run = dynscope.load(tmp_path / "run.h5")
+    assert run.steps.tolist() == [1, 4]
+    assert (run["activation/n_calls"] == 1).all()
 
 
 def test_compiled_values_equal_eager_ones(tmp_path: Path) -> None:
