@@ -32,7 +32,7 @@ def never(step: int) -> bool:
     return False
 
 
-STANDARD = {"sites": "blocks", "metrics": "standard", "every": 1, "weights_every": never}
+STANDARD: dict[str, Any] = {"sites": "blocks", "metrics": "standard", "every": 1, "weights_every": never}
 BLOCKS = "blocks, standard, every step"
 ROWS: dict[str, Config] = {
     "nothing attached (A/A control)": None,
@@ -158,16 +158,22 @@ class Ratio:
 
 
 def compare(shape: Shape, config: Config, rounds: int, name: str) -> Ratio:
-    """Two equal models step in turn, the order swapping each round; three rounds warm up."""
+    """The step of a recorded model against that of an equal plain one."""
     with tempfile.TemporaryDirectory() as folder:
         plain, recorded = Training(shape, None, folder), Training(shape, config, folder)
-        pairs = []
-        bar = track(range(rounds + 3), name, console=Console(stderr=True), transient=True)
-        for turn in bar:
-            order = (plain, recorded) if turn % 2 else (recorded, plain)
-            times = {training: seconds(training.step) for training in order}
-            pairs.append((times[plain], times[recorded]))
+        ratio = alternate(plain.step, recorded.step, rounds, name)
         recorded.close()
+    return ratio
+
+
+def alternate(plain: Step, recorded: Step, rounds: int, name: str) -> Ratio:
+    """Two equal models step in turn, the order swapping each round; three rounds warm up."""
+    pairs = []
+    bar = track(range(rounds + 3), name, console=Console(stderr=True), transient=True)
+    for turn in bar:
+        order = (plain, recorded) if turn % 2 else (recorded, plain)
+        times = {step: seconds(step) for step in order}
+        pairs.append((times[plain], times[recorded]))
     pairs = pairs[3:]
     low, median, high = statistics.quantiles([with_ / without for without, with_ in pairs], n=4)
     return Ratio(low, median, high, statistics.median(without for without, _ in pairs))
