@@ -192,7 +192,7 @@ _ALL: tuple[Metric, ...] = (
     Metric(
         "update/norm", PARAMETER, "weight units",
         "Euclidean norm of the change of the weights in one optimizer step, from a fixed sample "
-        "of at most 32,768 elements per parameter (all elements in the full bundle)",
+        "of at most 16,384 elements per parameter (all elements in the full bundle)",
         "With Adam it follows the learning rate; a spike comes before the loss spike.",
         "muP practice; marin issue 1368"),
     Metric(

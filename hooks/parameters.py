@@ -15,7 +15,7 @@ from dynscope.hooks.reduce import sparse_stride
 from dynscope.hooks.tally import Tally
 from dynscope.tally import OPTIMIZER, PARAMETER
 
-UPDATE_SAMPLE = 2**15
+UPDATE_SAMPLE = 2**14
 """Elements of a parameter whose change is followed: 0.6 % standard error of a Gaussian update's
 norm, within the 256 KiB allowed per parameter."""
 
