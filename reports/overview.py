@@ -24,7 +24,7 @@ from dynscope.site import Parameter, undivided
 IDLE = 0.1  # of the median block's relative update
 LARGE_SHARE = 0.1  # of the energy, for three elements
 FEWEST_BLOCKS = 4  # for a law
-RISEN = 0.8  # lowest loss over last loss below which the loss has risen again
+RISEN = 0.2  # of the last loss: this far above its lowest the loss has risen again
 DEAR = 0.05  # share of the time that is worth a warning
 
 
@@ -46,7 +46,7 @@ def _loss(measured: Measured) -> Iterator[Statement]:
             if len(values) == 1 or ends[0] == ends[1]:
                 text = f"The {name} is {number(ends[1])}"
             lowest = int(np.nanargmin(values))
-            if values[lowest] < RISEN * ends[1]:
+            if ends[1] - values[lowest] > RISEN * abs(ends[1]):
                 text += f"; it was lowest, {number(values[lowest])}, at step {words.integer(steps[lowest])}"
             yield Statement(f"{text}.", "good" if fell else "", "training-loss")
         if not np.isfinite(values).all():

@@ -81,6 +81,22 @@ def test_the_summary_names_the_first_non_finite_site(tmp_path: Path) -> None:
     assert any("first at step 3 in blocks.1.ffn" in text for text in texts)
 
 
+@pytest.mark.parametrize(
+    ("losses", "risen"),
+    [
+        ((4.0, 2.0, 3.0), True), ((4.0, 2.9, 3.0), False),
+        ((2.28, -1.0, -3.41), False), ((2.28, -3.41, -2.0), True), ((-1.0, -3.0, -2.9), False),
+    ],
+)  # fmt: skip
+def test_the_summary_tells_a_loss_that_rose_again_whatever_its_sign(
+    run: Run, monkeypatch: pytest.MonkeyPatch, losses: tuple[float, ...], risen: bool
+) -> None:
+    line = (np.array([1, 2, 3], np.int64), np.array(losses))
+    monkeypatch.setattr(Measured, "scalar", lambda measured, name: line)
+    (text,) = (s.text for s in overview.statements(Measured(run)) if s.card == "training-loss")
+    assert ("it was lowest" in text) == risen
+
+
 def test_the_summary_names_idle_blocks(tmp_path: Path) -> None:
     measured = Measured(Run(make_run(tmp_path / "idle.h5", blocks=6, steps=4)))
     for name in ("update/norm", "update/ratio"):
