@@ -85,7 +85,7 @@ def with_height(chart: Chart, pixels: int) -> Chart:
 def card(metric: Metric, charts: tuple[Chart, ...], remark: str = "", **more: Any) -> Card:
     """A card with the catalogue's words, of which ``more`` may replace some."""
     made = Card(
-        identity(metric.name), words.title(metric.short), words.unit(metric.unit),
+        identity(metric.name), words.title(metric.short), words.unit(metric.unit) or "no unit",
         metric.definition, metric.reading, metric.source, charts, remark, metric.name,
     )  # fmt: skip
     return replace(made, **more)

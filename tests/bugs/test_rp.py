@@ -100,6 +100,14 @@ def test_rp_06_no_figure_uses_webgl(hostile: Run) -> None:
     assert not any(kind.endswith("gl") for kind in kinds)
 
 
+def test_every_card_names_its_unit(tmp_path: Path) -> None:
+    page = report(Run(make_run(tmp_path / "run.h5", blocks=2, steps=3)))
+    units = {card.id: card.unit for s in page.contents.sections for card in s.cards}
+    assert all(units.values())
+    assert units["activation-kurtosis"] == units["training-lr"] == "no unit"
+    assert units["activation-rms"] == "model units"
+
+
 def test_rp_08_three_hundred_blocks_are_one_map(tmp_path: Path) -> None:
     wanted = tuple(METRICS[name] for name in ("activation/rms", "gradient/norm"))
     run = Run(make_run(tmp_path / "deep.h5", blocks=300, steps=3, metrics=wanted))
