@@ -70,36 +70,50 @@ def site_curves(sites: Sequence[Site]) -> tuple[Curve, ...]:
     one_stack = len({layer.stack for layer in placed}) == 1
     if one_stack and noun == "layer" and _distinct(placed):
         outside = [layer for layer in layers if layer.depth < 0]
-        found = (_curve("layers in call order", placed), *_outside(outside, placed))
+        found = (_curve("layers in call order", placed), *_outside(outside, placed, noun))
     else:
-        found = _curves(layers)
+        found = _curves(layers, noun)
     return tuple(replace(curve, noun=noun) for curve in found)
 
 
 def parameter_curves(parameters: Sequence[Parameter], noun: str = "block") -> tuple[Curve, ...]:
-    """Curves of a parameter metric; biases, gains and other vectors are minor."""
+    """Curves of a parameter metric; biases, gains and other vectors are minor.
+
+    Without blocks, one curve for each role and kind (weight, bias) in call order.
+    """
     layers = [
         Layer(i, one.name, one.role, one.stack, one.depth, len(one.shape) < 2)
         for i, one in enumerate(parameters)
     ]
-    return tuple(replace(curve, noun=noun) for curve in _curves(layers))
+    kind = _kind if noun == "layer" else _unnumbered
+    return tuple(replace(curve, noun=noun) for curve in _curves(layers, noun, kind))
 
 
-def _curves(layers: Sequence[Layer]) -> tuple[Curve, ...]:
+def _unnumbered(name: str) -> str:
+    return _NUMBER.sub("*", name)
+
+
+def _kind(name: str) -> str:
+    return name.rpartition(".")[-1]
+
+
+def _curves(
+    layers: Sequence[Layer], noun: str, kind: Callable[[str], str] = _unnumbered
+) -> tuple[Curve, ...]:
     placed = [layer for layer in layers if layer.depth >= 0]
     outside = [layer for layer in layers if layer.depth < 0]
-    alike = list(_alike(placed))
-    labels = _labels(alike)
+    alike = list(_alike(placed, kind))
+    labels = _labels(alike, kind)
     found = [_curve(label, group) for label, group in zip(labels, alike, strict=True)]
     found.sort(key=lambda curve: (curve.minor, curve.stack, _rank(curve.role)))
     if not found and outside:
         return (_in_order(outside),)
-    return (*found, *_outside(outside, placed))
+    return (*found, *_outside(outside, placed, noun))
 
 
-def _alike(layers: Sequence[Layer]) -> Iterable[list[Layer]]:
-    """Layers with one name but for their numbers; told further apart where depths repeat."""
-    for group in _by(layers, lambda name: _NUMBER.sub("*", name)).values():
+def _alike(layers: Sequence[Layer], kind: Callable[[str], str]) -> Iterable[list[Layer]]:
+    """Layers of one ``kind`` by their names; told further apart where depths repeat."""
+    for group in _by(layers, kind).values():
         if _distinct(group):
             yield group
             continue
@@ -123,14 +137,20 @@ def _distinct(layers: Sequence[Layer]) -> bool:
     return len(set(places)) == len(places)
 
 
-def _labels(alike: Sequence[Sequence[Layer]]) -> list[str]:
+def _labels(alike: Sequence[Sequence[Layer]], kind: Callable[[str], str]) -> list[str]:
     """The role where that is enough to tell a curve, the tail of the name where it is not."""
-    firsts = [layers[0] for layers in alike]
-    short = [_short(layer) for layer in firsts]
+    short = [_short(layers[0]) for layers in alike]
     return [
-        label if short.count(label) == 1 else f"{_stack(layer)}{_tail(layer.name)}"
-        for label, layer in zip(short, firsts, strict=True)
+        label if short.count(label) == 1 else _long(layers, kind)
+        for label, layers in zip(short, alike, strict=True)
     ]
+
+
+def _long(layers: Sequence[Layer], kind: Callable[[str], str]) -> str:
+    first = layers[0]
+    if kind is _kind and len(layers) > 1:
+        return f"{_stack(first)}{words.role(first.role)} {_kind(first.name)}"
+    return f"{_stack(first)}{_tail(first.name)}"
 
 
 def _short(layer: Layer) -> str:
@@ -161,12 +181,13 @@ def _in_order(layers: Sequence[Layer]) -> Curve:
     return _as_curve("layers in order", layers, list(range(len(layers))))
 
 
-def _outside(layers: Sequence[Layer], placed: Sequence[Layer]) -> tuple[Curve, ...]:
+def _outside(layers: Sequence[Layer], placed: Sequence[Layer], noun: str) -> tuple[Curve, ...]:
     """Embeddings before the first block, everything else after the last one."""
+    rest = "after the blocks" if noun == "block" else "other layers"
     last = max((layer.depth for layer in placed), default=-1) + 1
     before = [layer for layer in layers if layer.role == "embed"]
     after = [layer for layer in layers if layer.role != "embed"]
-    ends = (("embedding", before, -1), ("after the blocks", after, last))
+    ends = (("embedding", before, -1), (rest, after, last))
     return tuple(
         _as_curve(label, group, [depth] * len(group), joined=False)
         for label, group, depth in ends

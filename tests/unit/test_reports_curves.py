@@ -49,6 +49,36 @@ def test_without_blocks_the_layers_are_one_curve_in_call_order() -> None:
     assert curve.depths.tolist() == [0, 1, 2]
 
 
+def test_without_blocks_parameters_are_one_curve_for_each_role_and_kind() -> None:
+    layers = [("c1", "conv", 0), ("c2", "conv", 1), ("f1", "other", 2), ("unused", "other", -1)]
+    parameters = [
+        Parameter(f"{name}.{kind}", role, 0, depth, shape)
+        for name, role, depth in layers
+        for kind, shape in (("weight", (2, 2)), ("bias", (2,)))
+    ]
+    curves = {curve.label: curve for curve in parameter_curves(parameters, "layer")}
+    assert list(curves) == ["conv", "other", "conv bias", "other bias", "other layers"]
+    assert curves["conv"].names == ("c1.weight", "c2.weight")
+    assert curves["conv"].depths.tolist() == [0, 1]
+
+
+def test_without_blocks_two_matrices_of_a_layer_are_told_apart_by_their_kind() -> None:
+    parameters = [
+        Parameter(f"r{depth}.weight_{kind}", "mixer", 0, depth, (2, 2))
+        for depth in (0, 1)
+        for kind in ("ih", "hh")
+    ]
+    curves = parameter_curves(parameters, "layer")
+    assert [curve.label for curve in curves] == ["mixer weight_ih", "mixer weight_hh"]
+
+
+def test_without_blocks_nothing_is_said_to_be_after_them() -> None:
+    sites = [Site("0", "conv", 0, 0), Site("1", "conv", 0, 1), Site("unused", "conv")]
+    assert [curve.label for curve in site_curves(sites)] == [
+        "layers in call order", "other layers",
+    ]  # fmt: skip
+
+
 def test_without_any_depth_the_layers_keep_their_order() -> None:
     (curve,) = site_curves([Site("a", "other"), Site("b", "other")])
     assert (curve.label, curve.depths.tolist()) == ("layers in order", [0, 1])
