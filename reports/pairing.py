@@ -42,9 +42,15 @@ class Side:
 
     @property
     def blocks(self) -> int:
-        """Number of blocks: depths run from 0 to one less."""
+        """Number of blocks, or of layers in call order: depths run from 0 to one less."""
         stream = self.measured.stream
-        return int(stream.depths.max()) + 1 if stream is not None else 0
+        if stream is None:
+            return 0
+        depths = stream.depths.tolist()
+        if stream.noun == "layer":  # of which the curve may hold one kind only
+            depths += [site.depth for site in self.measured.run.sites]
+            depths += [one.depth for one in self.measured.run.parameters]
+        return int(max(depths)) + 1
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Runs side by side: what is common, what differs."""
 
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,9 @@ from dynscope.reports.pairing import (
     settings_that_differ,
 )
 from dynscope.run import Run
+from dynscope.schema import Header
+from dynscope.site import Parameter, Site
+from dynscope.writer import RunWriter
 from tests.factories import make_run
 
 
@@ -64,6 +68,17 @@ def test_relative_depth_runs_from_the_first_block_to_the_last(sides: tuple[Side,
     stream = sides[1].measured.stream
     assert stream is not None
     assert relative_depth(stream, sides[1].blocks)[[0, -1]].tolist() == [0, 1]
+
+
+def test_without_blocks_the_depth_of_a_run_is_its_number_of_layers(tmp_path: Path) -> None:
+    sites = [Site("c", "conv", 0, 0), Site("f", "ffn", 0, 1), Site("act", "activation", 0, 1)]
+    head = Parameter("head.weight", "head", 0, 2, (2, 2), 4)
+    with closing(RunWriter(tmp_path / "net.h5", Header((METRICS["activation/rms"],)))) as writer:
+        writer.sites(sites)
+        writer.parameters([head])
+        writer.row(1, 1.7e9, {"activation/rms": np.ones(3, np.float32)})
+    side = Side(0, "net", Measured(Run(tmp_path / "net.h5")))
+    assert side.blocks == 3
 
 
 def test_runs_with_one_name_are_told_apart_by_their_files(tmp_path: Path) -> None:
