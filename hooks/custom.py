@@ -1,15 +1,17 @@
 """A metric of the user's own: a function of a tensor, a name, and how its values merge."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dynscope.catalogue import PARAMETER, SITE, Metric
 from dynscope.errors import InputError
 from dynscope.hooks.tally import Tally
+from dynscope.hooks.telling import Telling, named
 
 _AXES = {"activation": SITE, "activation_gradient": SITE, "gradient": PARAMETER}
 
@@ -66,10 +68,8 @@ class SiteMetric:
 class OwnMetrics:
     """The user's metrics; where one raises it goes quiet at that place, and only there."""
 
-    def __init__(
-        self, metrics: Sequence[SiteMetric], on_failure: Callable[[str, str, str], None]
-    ) -> None:
-        self._metrics, self._on_failure = tuple(metrics), on_failure
+    def __init__(self, metrics: Sequence[SiteMetric], telling: Telling) -> None:
+        self._metrics, self._telling = tuple(metrics), telling
         self._quiet: set[tuple[str, int]] = set()
 
     def add(self, group: str, tally: Tally, row: int, path: str, x: Tensor) -> None:
@@ -81,4 +81,21 @@ class OwnMetrics:
                 metric.add(tally, row, x)
             except Exception as error:
                 self._quiet.add((metric.name, row))
-                self._on_failure(path, f"{type(error).__name__}: {error}", metric.name)
+                self._telling.failed(path, named(error), metric.name)
+
+    def lengths(self, rows: int, parameters: int) -> dict[str, int]:
+        """Places of each metric in a tally: its ``rows`` or its ``parameters``."""
+        return {
+            metric.name: parameters if metric.group == "gradient" else rows
+            for metric in self._metrics
+        }
+
+    def merged(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """A drained tally's ``arrays`` with values in place of the metrics' values and weights."""
+        values = {}
+        for metric in self._metrics:
+            value, weight = arrays[f"custom:{metric.name}"].T
+            divisor = weight if metric.merge == "mean" else 1.0
+            with np.errstate(invalid="ignore", divide="ignore"):
+                values[f"custom:{metric.name}"] = np.where(weight > 0, value / divisor, np.nan)
+        return {**arrays, **values}

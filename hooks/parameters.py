@@ -1,7 +1,7 @@
 """Gradients and updates of the parameters, read around the optimizer's step."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +13,8 @@ from dynscope.hooks.custom import OwnMetrics
 from dynscope.hooks.measure import Measure
 from dynscope.hooks.reduce import sparse_stride
 from dynscope.hooks.tally import Tally
-from dynscope.tally import OPTIMIZER, PARAMETER
+from dynscope.hooks.telling import Telling, named
+from dynscope.tally import PARAMETER
 
 UPDATE_SAMPLE = 2**14
 """Elements of a parameter whose change is followed: 0.6 % standard error of a Gaussian update's
@@ -51,13 +52,12 @@ class ParameterWatch:
         anatomy: Anatomy,
         measure: Measure,
         own: OwnMetrics,
-        on_failure: Callable[[str, str], None],
+        telling: Telling,
         *,
         light: bool,
         full: bool,
     ) -> None:
-        self._measure, self._on_failure = measure, on_failure
-        self._own = own
+        self._measure, self._own, self._telling = measure, own, telling
         self._light, self._full = light, full
         self.names = [parameter.name for parameter in anatomy.parameters]
         self._owners = [_owner(anatomy, name) for name in self.names]
@@ -192,19 +192,7 @@ class ParameterWatch:
                 read(i, parameter)
             except Exception as error:
                 self._quiet.add(i)
-                self._on_failure(self.names[i], f"{type(error).__name__}: {error}")
-
-
-def read_optimizer(optimizer: torch.optim.Optimizer, tally: Tally) -> None:
-    """The settings of each parameter group, as the coming step uses them."""
-    for row, group in zip(tally.optimizer, optimizer.param_groups, strict=False):
-        betas = group.get("betas")
-        if not isinstance(betas, (tuple, list)) or len(betas) < 2:
-            betas = (group.get("beta1", group.get("momentum")), group.get("beta2"))
-        settings: dict[str, Any] = {**group, "beta1": betas[0], "beta2": betas[1]}
-        for i, name in enumerate(OPTIMIZER):
-            value = settings.get(name, torch.nan)
-            row[i] = value if isinstance(value, (int, float, Tensor)) else torch.nan
+                self._telling.failed(self.names[i], named(error))
 
 
 def _owner(anatomy: Anatomy, name: str) -> tuple[nn.Module | None, str]:

@@ -8,14 +8,9 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from dynscope.hooks.anatomy import Anatomy
-from dynscope.hooks.observation import (
-    InputHook,
-    Observer,
-    RootHook,
-    Row,
-    SiteHook,
-    VersionHook,
-)
+from dynscope.hooks.forward import InputHook, RootHook, SiteHook, VersionHook
+from dynscope.hooks.observation import Observer, Row
+from dynscope.hooks.telling import Telling, named
 from dynscope.site import Site
 
 _CONVOLUTIONS = (
@@ -68,10 +63,8 @@ class Places:
         unused = [-1] * (len(rows) - len(sites))
         return cls(tuple(sites), rows, branch + unused, residual + unused, frozenset(inputs))
 
-    def hook(
-        self, anatomy: Anatomy, observer: Observer, on_failure: Callable[[str, str], None]
-    ) -> list[RemovableHandle]:
-        """Register every hook; a module that takes none (TorchScript) is told to ``on_failure``."""
+    def hook(self, anatomy: Anatomy, observer: Observer, telling: Telling) -> list[RemovableHandle]:
+        """Register every hook; a module that takes none (TorchScript) is told."""
         handles: list[RemovableHandle] = []
         for i, row in enumerate(self.rows):
             module = anatomy.modules.get(row.path)
@@ -80,7 +73,7 @@ class Places:
             try:
                 handles.extend(_register(module, observer, i, row, i in self.inputs))
             except Exception as error:
-                on_failure(row.path, f"takes no hook ({type(error).__name__}: {error})")
+                telling.failed(row.path, f"takes no hook ({named(error)})")
         return handles
 
 

@@ -1,0 +1,86 @@
+"""What is missing from a row, and why."""
+
+from collections.abc import Collection, Iterator, Mapping
+
+import numpy as np
+
+from dynscope.hooks.anatomy import Anatomy
+from dynscope.hooks.places import Places
+from dynscope.hooks.telling import Telling
+from dynscope.tally import PARAMETER, SUMS
+
+_SUBLAYERS = ("attention", "cross_attention", "ffn", "mixer")
+
+
+class Coverage:
+    """Tells each gap once. ``updates``: an optimizer was given whose updates are followed."""
+
+    def __init__(
+        self, anatomy: Anatomy, places: Places, telling: Telling, *, light: bool, updates: bool
+    ) -> None:
+        self._parameters, self._places = anatomy.parameters, places
+        self._missing = telling.missing
+        self._light, self._updates = light, updates
+
+    def uncalled(self, step: int, called: Collection[int]) -> None:
+        """Sites that the first recorded step did not call."""
+        for row, site in enumerate(self._places.sites):
+            if row not in called:
+                speechless = self._places.rows[row].speechless
+                reason = "no floating tensor in its output" if speechless else _NEVER_CALLED
+                self._missing(step, "site", site.path, "", reason)
+
+    def groups(self, step: int, known: int, now: int) -> None:
+        """Optimizer groups that the file has no place for: it has ``known`` of the ``now``."""
+        for late in range(known, now):
+            reason = "it was added to the optimizer after attaching"
+            self._missing(step, "group", f"group {late}", "optimizer", reason)
+
+    def row(self, step: int, arrays: Mapping[str, np.ndarray]) -> None:
+        """What the row that a drained tally becomes will lack."""
+        sums = {name: arrays["sums"][:, i] for i, name in enumerate(SUMS)}
+        for i, site in enumerate(self._places.sites):
+            if sums["calls"][i] != 0:
+                for metric, reason in self._of_site(i, sums):
+                    self._missing(step, "site", site.path, metric, reason)
+        for name, metric, reason in self._of_parameters(arrays["parameters"]):
+            self._missing(step, "parameter", name, metric, reason)
+
+    def _of_site(self, i: int, sums: Mapping[str, np.ndarray]) -> Iterator[tuple[str, str]]:
+        """Metric and reason, of a site that was called."""
+        row = self._places.rows[i]
+        if row.expects_gradient and sums["gradient_calls"][i] == 0:
+            yield (
+                "activation_gradient",
+                "its output required grad but no gradient came back to it",
+            )
+        if row.paired and sums["tokens"][i] == 0 and sums["count"][i] > 0:
+            yield (
+                "activation/angular_distance",
+                "the block's input was overwritten in place or has another shape",
+            )
+        sublayer = self._places.sites[i].role in _SUBLAYERS
+        if sublayer and self._places.residual[i] < 0 and not self._light:
+            yield (
+                "activation/branch_ratio",
+                "the residual stream that it is added to is not known",
+            )
+
+    def _of_parameters(self, read: np.ndarray) -> Iterator[tuple[str, str, str]]:
+        """Name, metric and reason."""
+        trainable = np.array([parameter.trainable for parameter in self._parameters])
+        count, moved = (read[:, PARAMETER.index(name)] for name in ("count", "update_seen"))
+        without = trainable & (count == 0)
+        if without.any() and not (count > 0).any():
+            yield "", "gradient", "no parameter had a gradient when the step was taken"
+            return
+        for i in np.flatnonzero(without):
+            reason = "it had no gradient when the step was taken"
+            yield self._parameters[i].name, "gradient", reason
+        if self._updates and not self._light:
+            for i in np.flatnonzero((count > 0) & (moved == 0)):
+                reason = "the optimizer that was given does not hold it"
+                yield self._parameters[i].name, "update", reason
+
+
+_NEVER_CALLED = "never called in training"
