@@ -52,11 +52,12 @@ def median_of_histogram(histogram: NDArray[np.generic]) -> Floats:
     A median in bin 0 is 0; a row without counts is NaN.
     """
     rows = np.atleast_2d(histogram)
-    below = np.cumsum(rows, axis=1, dtype=np.float64)
+    below = np.cumsum(rows, axis=1, dtype=np.int64)
     total = below[:, -1]
-    index = np.minimum((below < total[:, None] / 2).sum(axis=1), BINS - 1)
-    here = np.take_along_axis(rows, index[:, None], axis=1)[:, 0].astype(np.float64)
-    before = np.take_along_axis(below, index[:, None], axis=1)[:, 0] - here
+    index = np.argmax(2 * below >= total[:, None], axis=1)
+    each = np.arange(len(rows))
+    here = rows[each, index].astype(np.float64)
+    before = below[each, index] - here
     low, high = _EDGES[index], _EDGES[index + 1]
     with np.errstate(invalid="ignore", divide="ignore"):
         inside = (total / 2 - before) / here
