@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import dynscope
-from dynscope import reports
-from examples.packaged import MINILM, folder, quiet
+from examples.packaged import MINILM, draw, folder, quiet
 
 PAIRS = Path(__file__).parent / "sentences.txt"
 HELD_OUT = 20  # pairs that are never trained on
@@ -108,9 +107,7 @@ def main(
     """Fine-tune all-MiniLM-L6-v2 on pairs of sentences, recorded with dynscope."""
     path.parent.mkdir(parents=True, exist_ok=True)
     train(path, steps)
-    page = path.with_suffix(".report.html")
-    page.write_text(reports.report(dynscope.load(path)).html, encoding="utf-8")
-    print(f"Wrote {path} and {page}")
+    draw(path)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,7 @@ from rich.progress import track
 from torch import Tensor, nn
 
 import dynscope
-from dynscope import reports
-from examples.packaged import SMOLLM2, folder, quiet
+from examples.packaged import SMOLLM2, draw, folder, quiet
 
 BATCH, CONTEXT = 2, 96
 LEARNING_RATE = 1e-5
@@ -67,9 +66,7 @@ def main(
     """Record SmolLM2-135M over a few training steps."""
     path.parent.mkdir(parents=True, exist_ok=True)
     train(path, steps)
-    page = path.with_suffix(".report.html")
-    page.write_text(reports.report(dynscope.load(path)).html, encoding="utf-8")
-    print(f"Wrote {path} and {page}")
+    draw(path)
 
 
 if __name__ == "__main__":

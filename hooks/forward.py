@@ -59,7 +59,7 @@ class SiteHook(_Hook):
             observer.rows[row].speechless = True
         if output is None or not observable(output):
             return
-        reference = self._reference(args, *rest)
+        reference = self._reference(output, args, *rest)
         if reference is not None and self.versions.get(id(reference), -1) not in (
             -1, version(reference),
         ):  # fmt: skip
@@ -77,7 +77,7 @@ class SiteHook(_Hook):
         output = primary(rest[-1])
         if output is None or not torch.is_grad_enabled() or torch.compiler.is_exporting():
             return
-        reference = self._reference(args, *rest)
+        reference = self._reference(output, args, *rest)
         observe, where = torch.ops.dynscope.observe, self.where
         observe(
             output.detach(), reference.detach() if reference is not None else None, where, FORWARD
@@ -85,10 +85,9 @@ class SiteHook(_Hook):
         if self.backward and output.requires_grad:
             output.register_hook(lambda g: observe(g.detach(), None, where, BACKWARD))
 
-    def _reference(self, args: Any, *rest: Any) -> Tensor | None:
+    def _reference(self, output: Tensor, args: Any, *rest: Any) -> Tensor | None:
         """What the output is compared with: the first input of its shape (masks may come first)."""
-        output = primary(rest[-1]) if self.paired else None
-        if output is None:
+        if not self.paired:
             return None
         return next((x for x in floating((args, rest[0])) if x.shape == output.shape), None)
 

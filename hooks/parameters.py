@@ -14,6 +14,7 @@ from dynscope.hooks.measure import Measure
 from dynscope.hooks.reduce import sparse_stride
 from dynscope.hooks.tally import Tally
 from dynscope.hooks.telling import Telling, named
+from dynscope.hooks.tensors import local
 from dynscope.tally import PARAMETER
 
 UPDATE_SAMPLE = 2**14
@@ -96,7 +97,7 @@ class ParameterWatch:
             gradient = _dense(parameter.grad)
             if gradient is None:
                 return
-            seen, count = self._squares(gradient, scale), _local(parameter).numel()
+            seen, count = self._squares(gradient, scale), local(parameter).numel()
             _write(tally, i, ("squares", "nonfinite", "absmax", "count"), (*seen, count))
             true = gradient if scale is None else gradient / scale
             self._own.add("gradient", tally, i, self.names[i], true)
@@ -167,7 +168,7 @@ class ParameterWatch:
             _write(tally, i, names, (each[k], each[k + len(found)], float(weights[k].numel())))
 
     def _sample(self, parameter: Tensor) -> Tensor:
-        flat = _real(_local(parameter.detach())).flatten()
+        flat = _real(local(parameter.detach())).flatten()
         if self._full or flat.numel() <= UPDATE_SAMPLE:
             return flat
         lines = flat[: flat.numel() // LINE * LINE].view(-1, LINE)
@@ -213,15 +214,11 @@ def _wide(x: Tensor) -> Tensor:
 _REMOVED = nn.Module()  # holds no parameter
 
 
-def _local(x: Tensor) -> Tensor:
-    return x.to_local() if hasattr(x, "to_local") else x
-
-
 def _dense(gradient: Tensor | None) -> Tensor | None:
     """The numbers of a gradient: repeated rows of a sparse one are added up first."""
     if gradient is None:
         return None
-    gradient = _local(gradient.detach())
+    gradient = local(gradient.detach())
     if gradient.is_sparse:
         gradient = gradient.coalesce().values()
     return _real(gradient) if gradient.numel() else None

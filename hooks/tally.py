@@ -112,7 +112,7 @@ class Tally:
 
     def _add_waiting(self) -> None:
         """Add up what waits. Between two large matrix products, where a hook runs, nothing of ours
-        is in the cache and each of these operations would take ten times as long.
+        is in the cache and each of these operations would take many times as long.
         """
         if self.on_host is None or not self._waiting:
             return
