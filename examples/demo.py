@@ -12,16 +12,15 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import dynscope
-from dynscope import reports
+from examples.compare import record, write_page
 from examples.language_model import Size
 from examples.mix_ln import ALPHA
 from examples.text import Text
-from examples.train import Recipe, train
+from examples.train import Recipe
 
-TITLES = {"pre_ln": "Pre-LN", "mix_ln": "Mix-LN"}
+ARCHITECTURES = ("pre_ln", "mix_ln")
 
 
 @dataclass(frozen=True)
@@ -71,33 +70,21 @@ def claims(pre: dynscope.Run, mix: dynscope.Run) -> list[Claim]:
     ]
 
 
-def record(folder: Path, text: Text, recipe: Recipe, size: Size) -> list[Path]:
-    """Train both architectures on the same batches from the same weights."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    paths = []
-    with Progress(*columns, TimeRemainingColumn()) as progress:
-        for architecture, title in TITLES.items():
-            path = folder / f"{architecture}.h5"
-            steps = progress.track(range(recipe.steps), description=f"Training {title}")
-            train(architecture, text, path, recipe, size, steps)
-            paths.append(path)
-    return paths
-
-
 def main(
     folder: Annotated[Path, typer.Option(help="where the runs and the page go")] = Path("demo"),
     text: Annotated[Path | None, typer.Option(help="a text file of your own")] = None,
+    depth: Annotated[int, typer.Option(help="number of blocks", min=4)] = Size.blocks,
     steps: int = Recipe.steps,
     seed: int = Recipe.seed,
 ) -> None:
     """Train Pre-LN and Mix-LN side by side and compare them on one page."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = record(folder, Text.read(text), Recipe(steps=steps, seed=seed), Size())
+    size, recipe = Size(blocks=depth), Recipe(steps=steps)
+    paths = record(ARCHITECTURES, folder, Text.read(text), recipe, size, [seed])
     pre, mix = map(dynscope.load, paths)
     page = folder / "compare.html"
     console = Console(highlight=False, soft_wrap=True)
     with console.status("Drawing the page"):
-        page.write_text(reports.compare([pre, mix]).html, encoding="utf-8")
+        write_page(paths, page)
     console.print(f"\nOpen [bold]{page}[/bold] in a browser. The two runs say, by depth:")
     for claim in claims(pre, mix):
         mark = "[green]✓[/green]" if claim.held else "[red]✗ not as expected:[/red]"

@@ -7,6 +7,9 @@ from examples.language_model import Attention, FeedForward, LanguageModel, Size,
 
 
 class PreLNBlock(nn.Module):
+    attention_norm: nn.Module
+    ffn_norm: nn.Module
+
     def __init__(self, size: Size) -> None:
         super().__init__()
         self.attention_norm = norm(size)

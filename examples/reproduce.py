@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 import dynscope
-from examples.demo import claims, record
+from examples.compare import record
+from examples.demo import ARCHITECTURES, claims
 from examples.language_model import Size
 from examples.text import Text
 from examples.train import Recipe
@@ -25,7 +26,9 @@ def main(
     for seed in range(seeds):
         place = folder / f"seed-{seed}"
         place.mkdir(parents=True, exist_ok=True)
-        pre, mix = map(dynscope.load, record(place, text, Recipe(steps=steps, seed=seed), Size()))
+        pre, mix = map(
+            dynscope.load, record(ARCHITECTURES, place, text, Recipe(steps=steps), Size(), [seed])
+        )
         rows += [
             f"| {seed} | {'yes' if claim.held else 'no'} | {claim.text} |"
             for claim in claims(pre, mix)

@@ -1,13 +1,14 @@
-"""Train one small language model on plain text, recorded with dynscope.
+"""Train one small language model, recorded with dynscope.
 
-python -m examples.train mix_ln run.h5 --steps 300 --text book.txt
+python -m examples.train --arch mix_ln --depth 12 --width 128 --data book.txt
 """
 
 import math
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -15,31 +16,33 @@ from rich.progress import track
 from torch import Tensor, nn
 from torch.nn import functional
 
+if not __package__:  # started as a file: python examples/train.py
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 import dynscope
-from examples import mix_ln, pre_ln
 from examples.language_model import LanguageModel, Size
 from examples.text import Text, batch
-
-ARCHITECTURES: dict[str, Callable[[Size], LanguageModel]] = {
-    "pre_ln": pre_ln.build,
-    "mix_ln": mix_ln.build,
-}
+from examples.zoo import ARCHITECTURES, BEFORE_STEP, PARAMETER_GROUPS
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Adam, linear warm-up over a tenth of the steps, then a cosine down to a tenth of the peak."""
+    """Adam, linear warm-up, then a cosine down to a tenth of the peak."""
 
     steps: int = 300
     batch: int = 8
     learning_rate: float = 1e-3
+    weight_decay: float = 0.0  # decoupled, as in AdamW
+    warm_up: float = 0.1  # share of the steps
     seed: int = 0
     every: int = 5  # record every this many steps
     validate_every: int = 50
+    bf16: bool = False
+    compile: bool = False
 
     def rate(self, step: int) -> float:
         """The learning rate of a step counted from 0, as a share of the peak."""
-        warm_up = max(1, self.steps // 10)
+        warm_up = max(1, round(self.steps * self.warm_up))
         if step < warm_up:
             return (step + 1) / warm_up
         progress = (step - warm_up) / max(1, self.steps - warm_up)
@@ -47,7 +50,7 @@ class Recipe:
 
 
 def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy of the next byte, in nats."""
+    """Mean cross-entropy of the next token, in nats."""
     return functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
 
 
@@ -60,6 +63,19 @@ def validate(model: nn.Module, tokens: Tensor, context: int) -> Tensor:
     return loss
 
 
+def start(architecture: str, recipe: Recipe, size: Size) -> tuple[LanguageModel, torch.optim.Adam]:
+    """The model as its seed makes it, and its optimizer."""
+    torch.manual_seed(recipe.seed)
+    model = ARCHITECTURES[architecture](size)
+    groups = PARAMETER_GROUPS.get(architecture)
+    parameters: Iterable[Any] = (
+        groups(model, recipe.learning_rate) if groups else model.parameters()
+    )
+    return model, torch.optim.AdamW(
+        parameters, lr=recipe.learning_rate, weight_decay=recipe.weight_decay
+    )
+
+
 def train(
     architecture: str,
     text: Text,
@@ -68,52 +84,93 @@ def train(
     size: Size,
     steps: Iterable[int] | None = None,
 ) -> LanguageModel:
-    """Train and record into ``path``, which is overwritten.
+    """Train and record into ``path``, which is overwritten; the same arguments give the same run.
 
     ``steps`` stands in for ``range(recipe.steps)``, for a progress bar around it.
     """
     # Matrices this small gain little from a second thread, and wait long for it on a busy machine.
     torch.set_num_threads(1)
-    torch.manual_seed(recipe.seed)
+    model, optimizer = start(architecture, recipe, size)
+    running: nn.Module = torch.compile(model) if recipe.compile else model  # type: ignore[assignment]
     random = torch.Generator().manual_seed(recipe.seed)
-    model = ARCHITECTURES[architecture](size)
-    optimizer = torch.optim.Adam(model.parameters(), lr=recipe.learning_rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, recipe.rate)
+    before_step = BEFORE_STEP.get(architecture)
     config = {"architecture": architecture, **asdict(size), **asdict(recipe)}
+    if not math.isnan(text.entropy_rate):
+        config["entropy_rate"] = text.entropy_rate
     with dynscope.attach(
-        model,
+        running,
         path,
         optimizer=optimizer,
         every=recipe.every,
         name=architecture,
         config=config,
         overwrite=True,
+        summary=False,
     ) as scope:
         for step in steps or range(recipe.steps):
-            loss = loss_of(model, *batch(text.train, recipe.batch, size.context, random))
+            if before_step:
+                before_step(model, step / recipe.steps)
+            inputs, targets = batch(text.train, recipe.batch, size.context, random)
+            with torch.autocast("cpu", torch.bfloat16, enabled=recipe.bf16):
+                loss = loss_of(running, inputs, targets)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             schedule.step()
-            scope.log(loss=loss)
+            scope.log(loss=loss, tokens=inputs.numel())
             if (step + 1) % recipe.validate_every == 0:
-                scope.log(validation_loss=validate(model, text.validation, size.context))
+                scope.log(validation_loss=validate(running, text.validation, size.context))
     return model
 
 
+Depth = Annotated[int, typer.Option(help="number of blocks")]
+Data = Annotated[str, typer.Option(help="'docs', 'markov', or a text file of your own")]
+
+
 def main(
-    architecture: Annotated[str, typer.Argument(help=" or ".join(ARCHITECTURES))],
-    path: Annotated[Path, typer.Argument(help="the run file to write")],
-    steps: int = 300,
-    seed: int = 0,
-    text: Annotated[Path | None, typer.Option(help="a text file of your own")] = None,
+    arch: Annotated[str, typer.Option(help=", ".join(ARCHITECTURES))] = "pre_ln",
+    depth: Depth = Size.blocks,
+    width: int = Size.width,
+    heads: int = Size.heads,
+    context: int = Size.context,
+    data: Data = "docs",
+    steps: int = Recipe.steps,
+    batch: int = Recipe.batch,
+    lr: float = Recipe.learning_rate,
+    weight_decay: float = Recipe.weight_decay,
+    warm_up: float = Recipe.warm_up,
+    seed: int = Recipe.seed,
+    every: Annotated[int, typer.Option(help="record every this many steps")] = Recipe.every,
+    compile: bool = Recipe.compile,
+    bf16: bool = Recipe.bf16,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="the run file")] = None,
+    force: Annotated[bool, typer.Option("--force", help="write over an existing file")] = False,
 ) -> None:
-    """Train one small language model on plain text, recorded with dynscope."""
-    if architecture not in ARCHITECTURES:
-        raise typer.BadParameter(f"{architecture!r} is none of {', '.join(ARCHITECTURES)}")
-    recipe = Recipe(steps=steps, seed=seed)
-    bar = track(range(steps), description=architecture)
-    train(architecture, Text.read(text), path, recipe, Size(), bar)
+    """Train one small language model, recorded with dynscope."""
+    check(arch)
+    path = output or Path(f"{arch}.h5")
+    if path.exists() and not force:
+        raise typer.BadParameter(f"{path} exists: give another --output, or --force")
+    recipe = Recipe(
+        steps, batch, lr, weight_decay, warm_up, seed, every, bf16=bf16, compile=compile
+    )
+    size, text = sized(depth, width, heads, context), Text.of(data)
+    train(arch, text, path, recipe, size, track(range(steps), description=arch))
+    print(f"Wrote {path}\nNext: dynscope report {path}")
+
+
+def check(*architectures: str) -> None:
+    for each in architectures:
+        if each not in ARCHITECTURES:
+            raise typer.BadParameter(f"{each!r} is none of {', '.join(ARCHITECTURES)}")
+
+
+def sized(depth: int, width: int, heads: int, context: int) -> Size:
+    try:
+        return Size.of(depth, width, heads, context)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 if __name__ == "__main__":
