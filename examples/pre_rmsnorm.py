@@ -6,6 +6,7 @@ function through training. A stream of mean zero needs one channel less: `compre
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.utils import parametrize
 
 from examples.language_model import LanguageModel, Size
@@ -40,23 +41,17 @@ class RMSNorm(nn.Module):
         self.weight, self.bias = of.weight, of.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.weight * x * torch.rsqrt(self.mean_square(x) + EPSILON) + self.bias
-
-    def mean_square(self, x: Tensor) -> Tensor:
-        return x.square().mean(-1, keepdim=True)
+        return functional.rms_norm(x, (x.shape[-1],), self.weight, EPSILON) + self.bias
 
 
 class CRMSNorm(RMSNorm):
     """Of d - 1 channels; the last one is what brings their sum to zero, and is written out again."""
 
-    def mean_square(self, x: Tensor) -> Tensor:
-        last = x.sum(-1, keepdim=True).square()
-        return (x.square().sum(-1, keepdim=True) + last) / (x.shape[-1] + 1)
-
     def forward(self, x: Tensor) -> Tensor:
-        scale = torch.rsqrt(self.mean_square(x) + EPSILON)
-        whole = torch.cat([x, -x.sum(-1, keepdim=True)], -1)
-        return self.weight * whole * scale + self.bias
+        last = -x.sum(-1, keepdim=True)
+        square = (x.square().sum(-1, keepdim=True) + last.square()) / (x.shape[-1] + 1)
+        whole = torch.cat([x, last], -1) * torch.rsqrt(square + EPSILON)
+        return self.weight * whole + self.bias
 
 
 def writers(model: LanguageModel) -> list[tuple[nn.Module, int]]:

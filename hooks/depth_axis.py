@@ -50,6 +50,8 @@ def _repeated(node: Node, single: bool) -> list[Node]:
     if "Sequential" in node.kinds:  # its one kind of block, among an embedding, a head, a norm
         kinds = Counter(child.type for child in candidates)
         kind, count = kinds.most_common(1)[0] if kinds else ("", 0)
+        if kind == "Sequential" and count < 3:
+            return []  # two groups of layers are no depth axis yet
         return [c for c in candidates if c.type == kind and (count > 1 or single)]
     names = Counter(
         (_numberless(c.name), c.type) for c in candidates if c.name != _numberless(c.name)

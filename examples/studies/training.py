@@ -1,0 +1,221 @@
+"""Claims about how far training can be pushed: warm-up, first steps, learning rate, norm removal."""
+
+import itertools
+import math
+from dataclasses import replace
+from statistics import median
+
+import numpy as np
+import torch
+
+from examples.language_model import Size
+from examples.studies.read import last_loss
+from examples.studies.runs import RECIPE, SEEDS, run, runs, text
+from examples.studies.study import Chart, Curve, Finding, Outcome, spread, verdict
+from examples.text import batch
+from examples.train import Recipe, loss_of, start
+
+
+def warm_up() -> Outcome:
+    """Post-LN and Pre-LN with and without warm-up, at a learning rate that asks for it."""
+    size = Size.of(depth=24, width=64)
+    hot = replace(RECIPE, learning_rate=3e-3, steps=200, every=20, validate_every=50)
+    losses: dict[str, list[float]] = {}
+    for name in ("post_ln", "pre_ln"):
+        for share, label in ((0.0, "without"), (0.25, "with")):
+            recipe = replace(hot, warm_up=share)
+            losses[f"{name} {label}"] = [
+                last_loss(run(name, s, size=size, recipe=recipe, label=f"warm-{label}"))
+                for s in SEEDS
+            ]
+    middle = {key: median(each) for key, each in losses.items()}
+    post = middle["post_ln without"] - middle["post_ln with"]
+    pre = middle["pre_ln without"] - middle["pre_ln with"]
+    paper = "Xiong et al., 2002.04745"
+    return Outcome(
+        [
+            Finding(
+                paper, "Post-LN needs warm-up",
+                f"24 blocks, learning rate 3e-3: loss {spread(losses['post_ln without'])} without, "
+                f"{spread(losses['post_ln with'])} with",
+                verdict(post > 0.3, post > 0.02),
+            ),
+            Finding(
+                paper, "Pre-LN does not",
+                f"loss {spread(losses['pre_ln without'])} without, "
+                f"{spread(losses['pre_ln with'])} with",
+                verdict(pre < 0.1, pre < post),
+            ),
+        ]
+    )  # fmt: skip
+
+
+def moved(architecture: str, depth: int, seed: int, steps: int = 30) -> list[float]:
+    """How far the outputs are from those at the start, after each of the first steps (rms)."""
+    recipe = Recipe(steps=steps, seed=seed)
+    model, optimizer = start(architecture, recipe, Size.of(depth=depth, width=64))
+    random = torch.Generator().manual_seed(seed)
+    seen, _ = batch(text("docs").validation, 8, 64, torch.Generator().manual_seed(7))
+    with torch.no_grad():
+        before = model(seen)
+    distances = []
+    for _ in range(steps):
+        loss = loss_of(model, *batch(text("docs").train, 8, 64, random))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            distances.append(float((model(seen) - before).square().mean().sqrt()))
+    return distances
+
+
+def model_update() -> Outcome:
+    """DeepNet, arXiv 2203.00555: how far the first steps move the model's output."""
+    curves, ends = [], {}
+    for name, title in (("post_ln", "Post-LN"), ("deepnorm", "DeepNorm")):
+        for depth in (6, 24, 48):
+            found = [moved(name, depth, seed) for seed in SEEDS]
+            middle = [median(each) for each in zip(*found, strict=True)]
+            curves.append(Curve(f"{title}, {depth} blocks", list(range(1, 31)), middle))
+            ends[name, depth] = [max(each[:10]) for each in found]
+    growth = {n: median(ends[n, 48]) / median(ends[n, 6]) for n in ("post_ln", "deepnorm")}
+    deep = median(ends["deepnorm", 48]) / median(ends["post_ln", 48])
+    return Outcome(
+        [
+            Finding(
+                "Wang et al., 2203.00555",
+                "DeepNorm bounds how far the first steps move the output, at any depth",
+                "largest rms change of the logits in 10 steps without warm-up, at 6 / 24 / 48 "
+                "blocks: "
+                + "; ".join(
+                    f"{n} " + " / ".join(spread(ends[n, d]) for d in (6, 24, 48))
+                    for n in ("deepnorm", "post_ln")
+                ),
+                verdict(growth["deepnorm"] < 1.5 and deep < 0.8,
+                        growth["deepnorm"] < growth["post_ln"] or deep < 1),
+            )
+        ],
+        [Chart("Change of the model's output, median of three seeds", "step", "rms of logits",
+               curves, log_y=True)],
+    )  # fmt: skip
+
+
+def ramp(architecture: str, seed: int, size: Size, steps: int, top: float) -> float:
+    """The last learning rate of an exponential ramp from top / 1000 to top before divergence.
+
+    Diverged: the loss, averaged over ten steps, is no number or 0.5 nats above its lowest.
+    """
+    recipe = Recipe(steps=steps, seed=seed, learning_rate=top)
+    model, optimizer = start(architecture, recipe, size)
+    random = torch.Generator().manual_seed(seed)
+    recent: list[float] = []
+    lowest, good = math.inf, 0.0
+    for step in range(steps):
+        rate = top * 1000 ** (step / (steps - 1) - 1)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        loss = loss_of(model, *batch(text("docs").train, 4, size.context, random))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        recent = [*recent[-9:], float(loss.detach())]
+        mean = sum(recent) / len(recent)
+        if not math.isfinite(mean) or mean > lowest + 0.5:
+            return good
+        if len(recent) == 10:
+            lowest = min(lowest, mean)
+        good = rate
+    return good
+
+
+RAMPED = ("post_ln", "deepnorm", "mix_ln", "pre_ln", "keel")
+
+
+def learning_rate() -> Outcome:
+    """Keel, arXiv 2601.19895: the largest tolerable learning rate at 64 blocks."""
+    size = Size.of(depth=64, width=32, heads=2, context=32)
+    found = {name: [ramp(name, s, size, 240, 0.3) for s in SEEDS] for name in RAMPED}
+    middle = [median(found[name]) for name in RAMPED]
+    ordered = all(a <= b for a, b in itertools.pairwise(middle))
+    weak, strong = max(middle[:3]), min(middle[3:])
+    return Outcome(
+        [
+            Finding(
+                "2601.19895, 64 layers",
+                "Tolerable learning rates rise in the order Post-LN, DeepNorm, Mix-LN, Pre-LN, Keel",
+                "; ".join(f"{name} {spread(found[name], 2)}" for name in RAMPED)
+                + " (ramp over 240 steps, width 32)",
+                verdict(ordered, strong > weak),
+            )
+        ],
+        [Chart("Largest tolerable learning rate, 64 blocks", "seed", "learning rate",
+               [Curve(name, list(SEEDS), found[name]) for name in RAMPED], log_y=True)],
+    )  # fmt: skip
+
+
+def weight_law() -> Outcome:
+    """Weibull paper, arXiv 2605.18898: lambda of the weights against sqrt(eta / weight decay)."""
+    size = Size.of(depth=4, width=64)
+    points: list[tuple[float, float]] = []
+    for rate in (1e-3, 3e-3):
+        for decay in (0.1, 0.3, 1.0):
+            recipe = replace(
+                RECIPE, steps=1500, learning_rate=rate, weight_decay=decay, every=100, batch=4
+            )
+            scales = []
+            for seed in SEEDS:
+                found = run("pre_ln", seed, size=size, recipe=recipe, label=f"eta{rate}-wd{decay}")
+                scale = found["weight/weibull_lambda"][-1]
+                scale = scale[np.isin(scale["role"], ["gate", "up", "down"])]
+                scales.append(float(scale.median()))
+            points.append((math.sqrt(rate / decay), median(scales)))
+    x, y = (np.array(each) for each in zip(*points, strict=True))
+    slope = float((x * y).sum() / (x * x).sum())
+    r = float(np.corrcoef(x, y)[0, 1])
+    order = np.argsort(x)
+    turned = ", ".join(f"{1500 * a * b:.2g}" for a in (1e-3, 3e-3) for b in (0.1, 0.3, 1.0))
+    return Outcome(
+        [
+            Finding(
+                "2605.18898",
+                "lambda of trained FFN matrices is about 0.087 sqrt(eta / weight decay), r = 0.94",
+                f"{slope:.3f} sqrt(eta / wd), r = {r:.2f} over six settings (T / tau by the peak rate: "
+                f"{turned})",
+                verdict(r > 0.9 and 0.05 < slope < 0.15, r > 0.5),
+            )
+        ],
+        [Chart("Weibull lambda of the FFN matrices after 1,500 steps", "sqrt(eta / weight decay)",
+               "lambda", [Curve("measured", x[order].tolist(), y[order].tolist()),
+                          Curve("0.087 x", x[order].tolist(), (0.087 * x[order]).tolist())])],
+    )  # fmt: skip
+
+
+def norm_removal() -> Outcome:
+    """LN removal, arXiv 2409.13710: what taking out every norm costs."""
+    without, plain = runs("ln_free"), [run("pre_layernorm", seed) for seed in SEEDS]
+    gaps = [last_loss(a) - last_loss(b) for a, b in zip(without, plain, strict=True)]
+    curves = [
+        Curve(title, [float(x) for x in found.scalars("loss")["step"]][::10],
+              smooth([float(x) for x in found.scalars("loss")])[::10])
+        for title, found in (("norms removed from step 120 on", without[0]), ("Pre-LN", plain[0]))
+    ]  # fmt: skip
+    return Outcome(
+        [
+            Finding(
+                "Heimersheim, 2409.13710",
+                "All norms can be taken out of a GPT during training for about 0.05 nats",
+                f"validation loss with every norm removed, above the same model's that keeps them: "
+                f"{spread(gaps)} nats. Here the removal is part of a first, short training; the paper "
+                "fine-tunes GPT-2",
+                verdict(-0.05 < median(gaps) < 0.1, median(gaps) < 0.5),
+            )
+        ],
+        [Chart("Training loss, seed 0", "step", "nats", curves)],
+    )
+
+
+def smooth(values: list[float], over: int = 20) -> list[float]:
+    """Running mean of the last values."""
+    return [
+        sum(values[max(0, i - over + 1) : i + 1]) / min(over, i + 1) for i in range(len(values))
+    ]
