@@ -147,7 +147,6 @@ def train(path: Path, steps: int = 300) -> float:
         path,
         optimizer=optimizer,
         every=5,
-        sites="leaves",
         blocks=(),
         name="faces",
         overwrite=True,
