@@ -266,7 +266,7 @@ def _description(run: "Run") -> Iterable[str]:
             yield f"  {name:10}  {', '.join(f'{key} = {value}' for key, value in content.items())}"
     if run.segments > 1:
         yield f"  resumed     {words.count(run.segments - 1, 'time')}"
-    blocks = sum(site.role == "block" for site in run.sites)
+    blocks = len({site.module for site in run.sites if site.role == "block"})
     axis, *tree = metadata.anatomy.splitlines() or (
         words.count(blocks, "block"), *outline(run.sites)
     )  # fmt: skip

@@ -1,5 +1,6 @@
 """Places in a model: a `Site` is a module whose output is observed, a `Parameter` is a weight."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -15,7 +16,8 @@ class Site:
     """A module of the model, by its path, with its place on the depth axis.
 
     ``role`` is one of `ROLES`; the output of a ``block`` is the residual stream. ``stack`` tells
-    several depth axes apart (an encoder is 0, a decoder 1). ``depth`` is the 0-based index of the
+    several depth axes apart (an encoder is 0, a decoder 1), and several residual streams in the
+    output of one block, whose sites are ``blocks.3[0]``, ``blocks.3[1]`` and so on. ``depth`` is the 0-based index of the
     block the module belongs to, or -1 outside the blocks. ``type`` is the module's class name,
     ``dtype`` the output's, ``aliases`` the other names of the same module object.
     """
@@ -27,6 +29,11 @@ class Site:
     type: str = ""
     dtype: str = ""
     aliases: tuple[str, ...] = ()
+
+    @property
+    def module(self) -> str:
+        """The module's path: without the number of one of several residual streams, ``[2]``."""
+        return re.sub(r"\[\d+\]$", "", self.path) if self.role == "block" else self.path
 
 
 @dataclass(frozen=True)

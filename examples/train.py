@@ -22,7 +22,7 @@ if not __package__:  # started as a file: python examples/train.py
 import dynscope
 from examples.language_model import LanguageModel, Size
 from examples.text import Text, batch
-from examples.zoo import ARCHITECTURES, BEFORE_STEP, PARAMETER_GROUPS
+from examples.zoo import ARCHITECTURES, BEFORE_STEP, PARAMETER_GROUPS, STREAMS
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,7 @@ def train(
         config=config,
         overwrite=True,
         summary=False,
+        streams=STREAMS.get(architecture),
     ) as scope:
         for step in steps or range(recipe.steps):
             if before_step:

@@ -60,6 +60,9 @@ PARAMETER_GROUPS: dict[str, Callable[[LanguageModel, float], Iterable[dict[str, 
 }
 """Where the optimizer's settings belong to the idea: of the model and the learning rate."""
 
+STREAMS = {name: (hyper_connections.STREAMS, 0) for name in ("hyper_connections", "mhc")}
+"""How many residual streams a block's output holds, and along which axis, where there are several."""
+
 BEFORE_STEP: dict[str, Callable[[LanguageModel, float], None]] = {
     "ln_free": ln_free.before_step,
 }

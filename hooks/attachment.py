@@ -38,6 +38,7 @@ def attach(
     config: Mapping[str, Any] | None = None,
     name: str = "",
     scaler: Any | None = None,
+    streams: tuple[int, int] | None = None,
     resume: bool = False,
     overwrite: bool = False,
     start_step: int | None = None,
@@ -53,7 +54,9 @@ def attach(
     list of one of them and metrics of your own (`SiteMetric`). ``weights_every``: when the weights
     are fitted, as ``every``; also at the start and at close. ``blocks``: corrects which modules
     are the depth axis. ``config``: metadata of yours, anything that JSON can hold. ``name``: of
-    the run. ``scaler``: a `torch.amp.GradScaler`, so that skipped steps are told. An existing
+    the run. ``scaler``: a `torch.amp.GradScaler`, so that skipped steps are told. ``streams``: (how many,
+    axis) where a block's output holds several residual streams, as hyper-connections do; each is a
+    site of its own, ``blocks.3[0]``. An existing
     ``path`` is refused unless ``resume`` (continue it) or ``overwrite``. ``start_step``: steps
     done before this one, for a resumed training (by default those in the file). ``summary``:
     whether two lines are printed to stderr.
@@ -68,6 +71,8 @@ def attach(
         raise InputError(
             f"config={type(config).__name__}: give a dict (of an argparse.Namespace: vars(args))", 2
         )
+    if streams is not None and not (len(streams) == 2 and streams[0] > 0):
+        raise InputError(f"streams={streams!r}: give (how many, the axis that counts them)", 2)
     if start_step is not None and start_step < 0:
         raise InputError(
             f"start_step={start_step}: give the number of steps done before, 0 or more", 2
@@ -76,7 +81,7 @@ def attach(
     anatomy = Anatomy.of(model, blocks)
     chosen = _choose(metrics)
     light = chosen.bundle == "light"
-    places = Places.of(anatomy, anatomy.select(sites), light=light)
+    places = Places.of(anatomy, anatomy.select(sites), light=light, streams=streams)
     plan = Plan(
         record=schedule(every),
         weigh=schedule(weights_every, "weights_every"),

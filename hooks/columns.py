@@ -34,7 +34,8 @@ class Columns:
         if not new:
             return
         ordered = self._anatomy.ordered([rows[row].path for row in called])
-        sites = {site.path: site for site in ordered.sites}
+        sites = {site.path: site for site in self._places.sites}  # also a stream's
+        sites |= {site.path: site for site in ordered.sites}
         if not self._anatomy.by_call_order:
             new.sort()
         self.rows += new

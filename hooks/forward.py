@@ -36,7 +36,7 @@ class SiteHook(_Hook):
     def __init__(self, observer: Observer, row: int) -> None:
         self.switch, self.where = observer.switch, observer.where(row)
         place = observer.rows[row]
-        self.paired = place.paired
+        self.paired, self._part = place.paired, place.part
         self.backward = observer.backward and place.kind == "site"
         self._observer, self._row = observer, row
         self.versions: dict[int, int] = {}  # of each input when the module was entered, by id
@@ -64,9 +64,11 @@ class SiteHook(_Hook):
             -1, version(reference),
         ):  # fmt: skip
             reference = None  # overwritten in place since the module was entered
+        part = self._part
         observer.observe(
-            row, FORWARD, output.detach(),
-            reference.detach() if reference is not None else None, seen=output,
+            row, FORWARD, part(output.detach()),
+            part(reference.detach()) if reference is not None else None,
+            seen=output if observer.rows[row].stream is None else None,
         )  # fmt: skip
         # Reentrant checkpointing sends gradients through the recomputed output only.
         if self.backward and output.requires_grad:
@@ -78,12 +80,12 @@ class SiteHook(_Hook):
         if output is None or not torch.is_grad_enabled() or torch.compiler.is_exporting():
             return
         reference = self._reference(output, args, *rest)
-        observe, where = torch.ops.dynscope.observe, self.where
-        observe(
-            output.detach(), reference.detach() if reference is not None else None, where, FORWARD
-        )
+        observe, where, part = torch.ops.dynscope.observe, self.where, self._part
+        if reference is not None:
+            reference = part(reference.detach())
+        observe(part(output.detach()), reference, where, FORWARD)
         if self.backward and output.requires_grad:
-            output.register_hook(lambda g: observe(g.detach(), None, where, BACKWARD))
+            output.register_hook(lambda g: observe(part(g.detach()), None, where, BACKWARD))
 
     def _reference(self, output: Tensor, args: Any, *rest: Any) -> Tensor | None:
         """What the output is compared with: the first input of its shape (masks may come first)."""
@@ -100,7 +102,9 @@ class GradientHook:
 
     def __call__(self, gradient: Tensor) -> None:
         if self._observer.switch.armed:
-            self._observer.observe(self._row, BACKWARD, gradient.detach(), seen=gradient)
+            place = self._observer.rows[self._row]
+            seen = gradient if place.stream is None else None
+            self._observer.observe(self._row, BACKWARD, place.part(gradient.detach()), seen=seen)
 
 
 class InputHook(_Hook):

@@ -1,7 +1,7 @@
 """From an anatomy and a choice of sites to the tally's rows and the hooks that fill them."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -9,7 +9,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dynscope.hooks.anatomy import Anatomy
 from dynscope.hooks.forward import InputHook, RootHook, SiteHook, VersionHook
-from dynscope.hooks.observation import Observer, Row
+from dynscope.hooks.observation import Observer, Row, Stream
 from dynscope.hooks.telling import Telling, named
 from dynscope.site import Site
 
@@ -36,11 +36,29 @@ class Places:
     inputs: frozenset[int]
 
     @classmethod
-    def of(cls, anatomy: Anatomy, sites: Sequence[Site], *, light: bool) -> "Places":
-        """A row per site, and one for each other place that a branch_ratio needs."""
+    def of(
+        cls,
+        anatomy: Anatomy,
+        sites: Sequence[Site],
+        *,
+        light: bool,
+        streams: tuple[int, int] | None = None,
+    ) -> "Places":
+        """A row per site, and one for each other place that a branch_ratio needs.
+
+        ``streams``: how many residual streams a block's output holds, and along which axis.
+        """
         layout = _Layout(anatomy)
+        divided = [(s, *each) for s in sites for each in _streams(s, streams)]
+        sites = [site for _, site, _ in divided]
         rows = [
-            Row(s.path, layout.of(s.path), paired=s.role == "block" and not light) for s in sites
+            Row(
+                site.path,
+                layout.of(whole.path),
+                paired=site.role == "block" and not light,
+                stream=stream,
+            )
+            for whole, site, stream in divided
         ]
         index = {row.path: i for i, row in enumerate(rows)}
         branch, residual = [-1] * len(rows), [-1] * len(rows)
@@ -67,7 +85,7 @@ class Places:
         """Register every hook; a module that takes none (TorchScript) is told."""
         handles: list[RemovableHandle] = []
         for i, row in enumerate(self.rows):
-            module = anatomy.modules.get(row.path)
+            module = anatomy.modules.get(row.module)
             if module is None:
                 continue  # removed since
             try:
@@ -75,6 +93,17 @@ class Places:
             except Exception as error:
                 telling.failed(row.path, f"takes no hook ({named(error)})")
         return handles
+
+
+def _streams(site: Site, streams: tuple[int, int] | None) -> Iterator[tuple[Site, Stream | None]]:
+    """A site for each stream in the output of a block; its stack tells it from the others."""
+    if streams is None or site.role != "block":
+        yield site, None
+        return
+    count, axis = streams
+    for i in range(count):
+        stack = site.stack * count + i
+        yield replace(site, path=f"{site.path}[{i}]", stack=stack), Stream(i, count, axis)
 
 
 def _register(

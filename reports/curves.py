@@ -159,6 +159,8 @@ def _short(layer: Layer) -> str:
 
 
 def _stack(layer: Layer) -> str:
+    if layer.name.endswith("]") and layer.role == "block":  # one of several residual streams
+        return f"stream {layer.name.rpartition('[')[2][:-1]} "
     return f"stack {layer.stack} " if layer.stack else ""
 
 

@@ -82,7 +82,10 @@ def facts(measured: Measured) -> tuple[tuple[str, str], ...]:
 
 def depths(measured: Measured) -> list[tuple[int, int]]:
     """The blocks of the run: (stack, depth), without repetition."""
-    blocks = {(s.stack, s.depth) for s in measured.run.sites if s.role == "block"}
+    modules = {
+        s.module: (s.stack, s.depth) for s in reversed(measured.run.sites) if s.role == "block"
+    }
+    blocks = set(modules.values())
     every: list[Site | Parameter] = [*measured.run.sites, *measured.run.parameters]
     return sorted(blocks or {(one.stack, one.depth) for one in every if one.depth >= 0})
 

@@ -317,6 +317,59 @@ def test_hyper_connections_start_as_pre_ln_on_copies_of_the_stream() -> None:
     torch.testing.assert_close(states[1][0], between + block.ffn(block.ffn_norm(between)))
 
 
+@pytest.mark.parametrize("folded", [False, True])
+def test_each_stream_is_a_site_with_numbers_of_its_own(folded: bool, tmp_path: Path) -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.ffn = nn.LayerNorm(8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            scale = torch.arange(1.0, 4.0).view(1, 3, 1, 1)
+            out: Tensor = x.view(2, 3, 5, 8) * scale + self.ffn(self.norm(x.view(2, 3, 5, 8)))
+            return out.flatten(0, 1) if folded else out
+
+    blocks = nn.Sequential(Block(), Block(), Block())
+    kept: list[Tensor] = []
+
+    def keep(module: nn.Module, args: object, out: Tensor) -> None:
+        out.retain_grad()
+        kept.append(out)
+
+    handle = blocks[1].register_forward_hook(keep)
+    optimizer = torch.optim.SGD(blocks.parameters(), 0.1)
+    axis = 0 if folded else 1
+    with dynscope.attach(
+        blocks, tmp_path / "run.h5", optimizer=optimizer, every=1, streams=(3, axis), summary=False
+    ):
+        blocks(torch.randn(6, 5, 8)).square().sum().backward()
+        optimizer.step()
+    handle.remove()
+    run = dynscope.load(tmp_path / "run.h5")
+    here = [i for i, site in enumerate(run.sites) if site.module == "1" and site.role == "block"]
+    assert [run.sites[i].path for i in here] == ["1[0]", "1[1]", "1[2]"]
+    assert [run.sites[i].stack for i in here] == [0, 1, 2]
+    out, gradient = (x.detach().view(2, 3, 5, 8) for x in (kept[0], kept[0].grad) if x is not None)
+    for name, expected in {
+        "activation/variance": out.double().transpose(0, 1).flatten(1).var(1, correction=0),
+        "activation_gradient/rms": gradient.double().square().mean((0, 2, 3)).sqrt(),
+    }.items():
+        assert run[name].values[0][here] == pytest.approx(expected.numpy(), rel=1e-5)
+
+
+def test_an_axis_that_holds_no_streams_is_told_and_training_goes_on(tmp_path: Path) -> None:
+    model = pre_ln.build(SIZE)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with dynscope.attach(
+        model, tmp_path / "run.h5", optimizer=optimizer, every=1, streams=(3, 0), summary=False
+    ):
+        model(tokens()).sum().backward()
+        optimizer.step()
+    run = dynscope.load(tmp_path / "run.h5")
+    assert any("holds no 3 streams" in gap.reason for gap in run.coverage)
+    assert "ffn" in {site.role for site in run.sites}
+
+
 def test_sinkhorn_makes_rows_and_columns_sum_to_one() -> None:
     matrices = mhc.sinkhorn(torch.randn(1000, 4, 4, dtype=torch.float64))
     torch.testing.assert_close(matrices.sum(-1), torch.ones(1000, 4).double(), rtol=0, atol=1e-6)
