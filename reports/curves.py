@@ -27,6 +27,7 @@ class Layer(NamedTuple):
     stack: int
     depth: int
     minor: bool
+    stream: bool = False  # of several residual streams, the one that its stack counts
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def noun_of(sites: Sequence[Site]) -> str:
 def site_curves(sites: Sequence[Site]) -> tuple[Curve, ...]:
     """Curves of a site metric; without any block the layers make one curve, in call order."""
     layers = [
-        Layer(i, site.path, site.role, site.stack, site.depth, False)
+        Layer(i, site.module, site.role, site.stack, site.depth, False, site.module != site.path)
         for i, site in enumerate(sites)
     ]
     placed = [layer for layer in layers if layer.depth >= 0]
@@ -154,13 +155,13 @@ def _long(layers: Sequence[Layer], kind: Callable[[str], str]) -> str:
 
 
 def _short(layer: Layer) -> str:
+    if layer.stream:
+        return f"{words.role(layer.role)} {layer.stack}"
     vector = f" {layer.name.rsplit('.', 1)[-1]}" if layer.minor else ""
     return f"{_stack(layer)}{words.role(layer.role)}{vector}"
 
 
 def _stack(layer: Layer) -> str:
-    if layer.name.endswith("]") and layer.role == "block":  # one of several residual streams
-        return f"stream {layer.name.rpartition('[')[2][:-1]} "
     return f"stack {layer.stack} " if layer.stack else ""
 
 
