@@ -18,7 +18,7 @@ from dynscope.feed import Feed
 from dynscope.hooks.anatomy import Anatomy
 from dynscope.hooks.custom import SiteMetric
 from dynscope.hooks.places import Places
-from dynscope.hooks.recorder import Plan, Recorder
+from dynscope.hooks.recorder import Plan, Recorder, end_recording_of
 from dynscope.hooks.schedule import Spec, describe, schedule
 from dynscope.schema import Header
 
@@ -57,8 +57,10 @@ def attach(
     the run. ``scaler``: a `torch.amp.GradScaler`, so that skipped steps are told. ``streams``: (how many,
     axis) where a block's output holds several residual streams, as hyper-connections do; each is a
     site of its own, ``blocks.3[0]``. An existing
-    ``path`` is refused unless ``resume`` (continue it) or ``overwrite``. ``start_step``: steps
-    done before this one, for a resumed training (by default those in the file). ``summary``:
+    ``path`` is refused unless ``resume`` (continue it) or ``overwrite``, but where this process
+    still records to it, as when a notebook's cell is run again: that recording is closed, and the
+    file goes on with a new segment from step 1. ``start_step``: steps done before this one, for a
+    resumed training (by default those in the file). ``summary``:
     whether two lines are printed to stderr.
 
     Raises `InputError` for bad arguments and unusable paths, before training starts; afterwards
@@ -107,7 +109,11 @@ def attach(
         anatomy=anatomy.tree(),
         optimizer_groups=len(optimizer.param_groups) if optimizer is not None else 0,
     )
-    feed = Feed(_rank_path(path), header, overwrite=overwrite, resume=resume)
+    place = _rank_path(path)
+    again = end_recording_of(place)
+    feed = Feed(place, header, overwrite=overwrite, resume=resume or (again and not overwrite))
+    if start_step is None:
+        start_step = feed.last_step if resume else 0
     try:
         recorder = Recorder(
             wrapped,
@@ -117,7 +123,7 @@ def attach(
             plan,
             optimizer=optimizer,
             scaler=scaler,
-            start_step=feed.last_step if start_step is None else start_step,
+            start_step=start_step,
         )
     except BaseException:
         feed.close()

@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -31,7 +32,7 @@ from dynscope.hooks.places import Places, hook_root
 from dynscope.hooks.scaling import Scaling
 from dynscope.hooks.schedule import Schedule
 from dynscope.hooks.tally import Drained, Tally
-from dynscope.hooks.telling import Telling
+from dynscope.hooks.telling import Telling, log
 
 
 @dataclass(frozen=True)
@@ -356,6 +357,16 @@ class Recorder:
 
 
 _recorders: "weakref.WeakSet[Recorder]" = weakref.WeakSet()
+
+
+def end_recording_of(path: Path) -> bool:
+    """Close the recorder of this process that writes ``path``; whether there was one."""
+    target = os.path.realpath(path)
+    before = [each for each in _recorders if each.path == target and not each.closed]
+    for recorder in before:
+        log.warning("dynscope: %s is recorded anew, the recording until now is closed", target)
+        recorder.close()
+    return bool(before)
 
 
 def _close_all() -> None:
