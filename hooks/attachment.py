@@ -90,6 +90,7 @@ def attach(
         light=light,
         full=chosen.bundle == "full",
         custom=chosen.custom,
+        world_size=_world()[1],
     )
     header = Header(
         metrics=chosen.metrics,

@@ -163,8 +163,8 @@ class RootHook(_Hook):
         self._entering, self._is_model = entering, is_model
 
     def __call__(self, module: nn.Module, *_: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
+        if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack():
+            return  # a transform (vmap, jvp, grad) is no pass of the training
         current = self._current
         if not self._entering:
             if current.module is module:
@@ -172,5 +172,6 @@ class RootHook(_Hook):
         elif (current.module is None or self._is_model) and (
             torch._C._current_graph_task_id() == -1
         ):
-            current.module, current.training = module, torch.is_grad_enabled()
-            self._on_enter(current.training)
+            training = torch.is_grad_enabled()
+            self._on_enter(training)
+            current.module, current.training = module, training

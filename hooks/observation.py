@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from dynscope.hooks.backward import BackwardEnd
 from dynscope.hooks.custom import OwnMetrics
 from dynscope.hooks.measure import Measure, Observed
 from dynscope.hooks.tally import Tally
@@ -138,6 +139,7 @@ class Observer:
         self.current = Pass()
         self.retyped: list[int] = []  # rows whose output came in another dtype than before
         self.started = False  # a forward has begun since the last optimizer step
+        self.backward_end: BackwardEnd | None = None
         self._own, self._telling = own, telling
         self._last: tuple[weakref.ref[Tensor], int, int, str, Observed] | None = None
         self.number = next(_numbers)
@@ -170,6 +172,8 @@ class Observer:
         if self.current.observing:
             return
         started = time.perf_counter()
+        if mode == BACKWARD and self.backward_end is not None:
+            self.backward_end.wake()
         place = self.rows[row]
         self.current.observing = True
         try:

@@ -15,6 +15,7 @@ from dynscope.hooks.reduce import sparse_stride
 from dynscope.hooks.tally import Tally
 from dynscope.hooks.telling import Telling, named
 from dynscope.hooks.tensors import local
+from dynscope.hooks.unclipped import Squares, Unclipped
 from dynscope.tally import PARAMETER
 
 UPDATE_SAMPLE = 2**14
@@ -65,6 +66,7 @@ class ParameterWatch:
         self._tensors = [anatomy.tensors[name] for name in self.names]
         self._quiet: set[int] = set()
         self._before: dict[int, _Sample] = {}
+        self._unclipped, self._told_before_clip = Unclipped(), False
 
     def relink(self, anatomy: Anatomy) -> None:
         """Look the parameters up in the modules that are at their paths now."""
@@ -89,6 +91,24 @@ class ParameterWatch:
             for (owner, attribute), tensor in zip(self._owners, self._tensors, strict=True)
         ]
 
+    def gradients(self) -> list[Tensor | None]:
+        """What lies in every parameter's ``grad`` now."""
+        return [None if p is None or is_lazy(p) else p.grad for p in self.current()]
+
+    @torch.no_grad()
+    def backward_ended(self, scale: Tensor | None) -> None:
+        """Read the gradients before anyone clips them; ``scale`` is a loss scale still in them."""
+        if not self._unclipped.due():
+            return
+
+        def read(i: int, parameter: Tensor) -> None:
+            gradient = parameter.grad
+            if gradient is not None and gradient.layout == torch.strided and gradient.numel():
+                squares = self._measure.squares_of(_real(local(gradient.detach())))
+                self._unclipped.keep(i, gradient, squares, scale)
+
+        self._each(read)
+
     @torch.no_grad()
     def read_gradients(self, tally: Tally, scale: Tensor | float | None = None) -> None:
         """What the optimizer is about to apply; ``scale`` is a loss scale still in the gradients."""
@@ -97,24 +117,39 @@ class ParameterWatch:
             gradient = _dense(parameter.grad)
             if gradient is None:
                 return
-            seen, count = self._squares(gradient, scale), local(parameter).numel()
+            assert parameter.grad is not None
+            known = self._unclipped.untouched(i, parameter.grad)
+            seen = self._scaled(known or self._measure.squares_of(gradient), scale)
+            count = local(parameter).numel()
             _write(tally, i, ("squares", "nonfinite", "absmax", "count"), (*seen, count))
             true = gradient if scale is None else gradient / scale
             self._own.add("gradient", tally, i, self.names[i], true)
 
         self._each(read)
+        if not self._told_before_clip:
+            for i, squares, left in self._unclipped.clipped(self.gradients()):
+                before = self._scaled(squares, left)[0]
+                _write(tally, i, ("before_clip", "before_clip_seen"), (before, 1.0))
 
     @torch.no_grad()
     def read_before_clip(self, tally: Tally) -> None:
-        """The norms before the user clips."""
+        """The norms before the user clips, who says so."""
+        self._told_before_clip = True
 
         def read(i: int, parameter: Tensor) -> None:
             gradient = _dense(parameter.grad)
             if gradient is not None:
-                squares = self._squares(gradient, None)[0]
+                squares = self._measure.squares_of(gradient)[0]
                 _write(tally, i, ("before_clip", "before_clip_seen"), (squares, 1.0))
 
         self._each(read)
+
+    def finish(self) -> str:
+        """The step has been taken; why the norms before clipping are not known, if they are not."""
+        reason = "" if self._told_before_clip else self._unclipped.unreadable
+        self._unclipped.finish()
+        self._told_before_clip = False
+        return reason
 
     @torch.no_grad()
     def before_step(self, optimizer: torch.optim.Optimizer | None) -> None:
@@ -175,10 +210,9 @@ class ParameterWatch:
         axes = (len(lines), *parameter.shape)
         return lines[:: sparse_stride(len(lines), axes, UPDATE_SAMPLE // LINE)]
 
-    def _squares(
-        self, gradient: Tensor, scale: Tensor | float | None
-    ) -> tuple[Tensor | float, Tensor | float, Tensor | float]:
-        squares, nonfinite, absmax = self._measure.squares_of(gradient)
+    @staticmethod
+    def _scaled(seen: Squares, scale: Tensor | float | None) -> Squares:
+        squares, nonfinite, absmax = seen
         if scale is not None:
             squares, absmax = squares / scale**2, absmax / scale
         return squares, nonfinite, absmax

@@ -5,7 +5,7 @@ import contextlib
 import os
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from dynscope.feed import Feed
 from dynscope.hooks import columns, parts, weights
 from dynscope.hooks.anatomy import Anatomy
+from dynscope.hooks.backward import BackwardEnd
 from dynscope.hooks.coverage import Coverage
 from dynscope.hooks.custom import OwnMetrics, SiteMetric
 from dynscope.hooks.delivery import Delivery
@@ -33,6 +34,7 @@ from dynscope.hooks.scaling import Scaling
 from dynscope.hooks.schedule import Schedule
 from dynscope.hooks.tally import Drained, Tally
 from dynscope.hooks.telling import Telling, log
+from dynscope.hooks.tensors import local
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Plan:
     light: bool
     full: bool
     custom: tuple[SiteMetric, ...] = ()
+    world_size: int = 1
 
 
 class Recorder:
@@ -83,6 +86,11 @@ class Recorder:
         self._coverage = Coverage(anatomy, places, telling, light=light, updates=followed)
         tally = self._new_tally()
         self._observer = Observer(places.rows, tally, measure, own, telling, backward=not light)
+        self._backward = self._observer.backward_end = BackwardEnd(self._backward_ended)
+        self._passed = False  # a backward has ended since the last step, and left gradients
+        self._dropped = False  # what was observed since the last step was dropped on the way
+        self._stepping = False  # the optimizer is in its step
+        self._stepped = False  # it has been, since the last forward began
         self._delivery = Delivery(feed, telling, patient=optimizer is not None)
         self._reading = 0.0  # seconds spent around the optimizer in this step
         self._skipping = False
@@ -196,13 +204,30 @@ class Recorder:
             self._observer.started |= training
             if training and self._observer.switch.armed:
                 self._drop_if_skipped()
+                self._drop_if_cleared()
+            self._backward.forget()
+
+    def _backward_ended(self) -> None:
+        """A backward is over, and what it left in the gradients has not been touched yet."""
+        if self.closed or not self._observer.switch.armed:
+            return
+        with self._guarded("the end of a backward"), self._timed():
+            reachable = any(p is not None and p.requires_grad for p in self._watch.current())
+            left = any(g is not None for g in self._watch.gradients())
+            self._passed = left or not reachable
+            if self._optimizer is not None and self._plan.world_size == 1:  # else not reduced yet
+                self._watch.backward_ended(self._scaling.scale())
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self.closed or within_a_step(optimizer):
             return
-        self._skipping = False
+        self._skipping, self._stepping = False, True
         with self._guarded("optimizer step"), self._timed():
             self._delivery.release()
+            if self._scaling.find() and self._scaling.has_skipped():
+                self._skip(
+                    "the gradient scaler skipped steps before this one", drop=not self._dropped
+                )
             self._skipping = found_inf(optimizer)
             if not self._observer.switch.armed:
                 return
@@ -217,11 +242,13 @@ class Recorder:
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self.closed or within_a_step(optimizer):
             return
+        self._stepping = False
         with self._guarded("optimizer step"):
             if self._skipping:
                 self._scaling.forget()
                 self._skip()
                 return
+            self._stepped = True
             if self._observer.switch.armed:
                 with self._timed():
                     if evaluates(args, kwargs):
@@ -231,24 +258,47 @@ class Recorder:
 
     # Steps
 
-    def _skip(self) -> None:
+    def _skip(self, message: str = "the gradient scaler skipped it", *, drop: bool = True) -> None:
         """A gradient scaler found non-finite gradients: nothing was applied, nothing counts."""
+        if drop:
+            self._drop()
+        self._feed.event(self.steps + 1, time.time(), "skipped", message)
+
+    def _drop(self) -> None:
+        """What was observed since the last step belongs to none."""
         self._observer.tally.clear()
         self._observer.forget()
-        self._feed.event(self.steps + 1, time.time(), "skipped", "the gradient scaler skipped it")
+        self._watch.finish()
+        self._passed, self._dropped = False, True
 
     def _drop_if_skipped(self) -> None:
         """Forget what belongs to a step that the scaler skipped: its scale has gone down."""
-        kept = self._scaling.kept()
-        if kept is None:
+        kept, stepped = self._scaling.kept(), self._stepped
+        self._stepped = False
+        if kept is None or stepped:
             return
         if kept.device.type != "cpu":
             self._observer.tally.keep_if(kept.to(self._observer.tally.device))
         elif not kept:
             self._skip()
 
+    def _drop_if_cleared(self) -> None:
+        """Forget passes whose gradients were cleared before a step used them.
+
+        A discriminator's pass in the generator's step, or a batch that the loop chose to skip.
+        Within an optimizer's own step (LBFGS) every evaluation counts.
+        """
+        if not self._passed or self._stepping or not _cleared(self._watch.gradients()):
+            return
+        self._drop()
+        reason = "passes whose gradients were cleared before a step used them do not count"
+        self._telling.missing(self.steps + 1, "pass", "", "activation", reason)
+
     def _finish_step(self) -> None:
         self.steps += 1
+        if reason := self._watch.finish() or (self._backward.unseen and _NO_END):
+            self._telling.missing(self.steps, "parameter", "", "gradient/norm_before_clip", reason)
+        self._passed = self._dropped = False
         with self._guarded("the step's row"):
             if self._observer.switch.armed:
                 self._drain()
@@ -354,6 +404,18 @@ class Recorder:
             parts.with_parts(self.anatomy.parameters, self._watch.current(), self.anatomy.layouts)
         )
         self._feed.weights(step, time.time(), taken, via="histograms")
+
+
+_NO_END = "a backward inside another one has no end of its own: call scope.before_clip()"
+
+
+def _cleared(gradients: Sequence[Tensor | None]) -> bool:
+    """Whether no gradient is left, or on the host only zeros."""
+    return not any(
+        g.device.type != "cpu" or g.is_sparse or bool(local(g).reshape(-1)[:4096].any())
+        for g in gradients
+        if g is not None
+    )
 
 
 _recorders: "weakref.WeakSet[Recorder]" = weakref.WeakSet()

@@ -1,9 +1,12 @@
 """What a gradient scaler's scale tells without waiting for the device."""
 
+import sys
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.amp import GradScaler
 
 
 class Scaling:
@@ -12,6 +15,26 @@ class Scaling:
     def __init__(self, scaler: Any | None) -> None:
         self._scaler = scaler
         self._before: Tensor | None = None
+
+    def find(self) -> bool:
+        """Take the scaler that is calling the optimizer right now; whether one was found.
+
+        Whether it has skipped steps before is known then too, by what its scale began with.
+        """
+        if self._scaler is not None:
+            return False
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code not in _STEPS:
+            frame = frame.f_back
+        self._scaler = frame and frame.f_locals.get("self")
+        return self._scaler is not None
+
+    def has_skipped(self) -> bool:
+        """Whether the scale is below that which the scaler began with (never waits: host only)."""
+        scale, initial = self.scale(), getattr(self._scaler, "_init_scale", None)
+        if scale is None or initial is None or scale.device.type != "cpu":
+            return False
+        return bool(scale < initial)
 
     def scale(self) -> Tensor | None:
         """The loss scale, also before its first use; None where the scaler is disabled."""
@@ -34,3 +57,6 @@ class Scaling:
     def forget(self) -> None:
         """A skip is known already: the scale's going down will tell of this very one."""
         self._before = None
+
+
+_STEPS = (GradScaler.step.__code__, GradScaler._maybe_opt_step.__code__)

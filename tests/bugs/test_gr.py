@@ -58,9 +58,12 @@ def test_gr_01_gradients_are_in_true_units_under_a_scaler(
             assert math.isclose(before, norm(g), rel_tol=1e-5)
 
 
+@pytest.mark.parametrize("given", [True, False], ids=["scaler given", "scaler found"])
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("fused", [False, True])
-def test_gr_01_skipped_steps_leave_no_trace(tmp_path: Path, fused: bool, every: int) -> None:
+def test_gr_01_skipped_steps_leave_no_trace(
+    tmp_path: Path, fused: bool, every: int, given: bool
+) -> None:
     """Also the very first one: a loss scale starts too high more often than not."""
     torch.manual_seed(0)
     model = nn.Linear(4, 4)
@@ -68,7 +71,11 @@ def test_gr_01_skipped_steps_leave_no_trace(tmp_path: Path, fused: bool, every: 
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     path = tmp_path / "run.h5"
     with dynscope.attach(
-        model, path, optimizer=optimizer, scaler=scaler, **OPTIONS | {"every": every}
+        model,
+        path,
+        optimizer=optimizer,
+        scaler=scaler if given else None,
+        **OPTIONS | {"every": every},
     ) as scope:
         for i in range(8):
             optimizer.zero_grad()
@@ -85,6 +92,27 @@ def test_gr_01_skipped_steps_leave_no_trace(tmp_path: Path, fused: bool, every: 
     assert np.isfinite(run["activation/variance"]).all()
     if every == 1:
         assert len([event for event in run.events if event.kind == "skipped"]) == 3
+
+
+def test_gr_01_two_optimizers_share_a_scaler_and_one_of_them_skips(tmp_path: Path) -> None:
+    """The scale goes down because of the other optimizer: this one's step counts."""
+    models = [nn.Linear(4, 4), nn.Linear(4, 4)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    path = tmp_path / "run.h5"
+    with dynscope.attach(models[0], path, optimizer=optimizers[0], **OPTIONS) as scope:
+        for i in range(4):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            losses = [m(torch.ones(2, 4)).square().mean() for m in models]
+            scaler.scale(losses[0] + losses[1] * (math.inf if i == 1 else 1)).backward()
+            for optimizer in optimizers:
+                scaler.step(optimizer)
+            scaler.update()
+    run = dynscope.load(path)
+    assert scope.steps == 4 and run.steps.tolist() == [1, 2, 3, 4]
+    assert (run["activation/n_calls"] == 1).all()
+    assert not [event for event in run.events if event.kind == "skipped"]
 
 
 def test_gr_01_a_disabled_scaler_is_no_scaler(tmp_path: Path) -> None:
@@ -121,6 +149,89 @@ def test_gr_03_norms_are_those_applied_with_those_before_clipping_beside_them(
     )
     assert math.isclose(applied, 1e-3, rel_tol=1e-3)
     assert math.isclose(given, before, rel_tol=1e-5)
+
+
+CLIPS: dict[str, Any] = {
+    "by norm": lambda p: nn.utils.clip_grad_norm_(p, 1e-2),
+    "one by one": lambda p: nn.utils.clip_grad_norm_(p, 1e-2, foreach=False),
+    "by value": lambda p: nn.utils.clip_grad_value_(p, 1e-3),
+    "some of them": lambda p: nn.utils.clip_grad_norm_(p[:2], 1e-2),
+    "by hand": lambda p: _halve(p),
+}
+
+
+def _halve(parameters: list[Tensor]) -> None:
+    for each in parameters:
+        assert each.grad is not None
+        each.grad = 0.5 * each.grad
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+@pytest.mark.parametrize("clip", CLIPS)
+def test_gr_03_what_clipping_changed_is_known_without_being_told(
+    tmp_path: Path, clip: str, batches: int
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    path, before, after = tmp_path / "run.h5", [], []
+    with dynscope.attach(model, path, optimizer=optimizer, **OPTIONS):
+        for _ in range(3):
+            for _ in range(batches):
+                model(torch.randn(3, 4)).square().mean().backward()
+            before.append([norm(p.grad) for p in model.parameters()])
+            CLIPS[clip](list(model.parameters()))
+            after.append([norm(p.grad) for p in model.parameters()])
+            optimizer.step()
+            optimizer.zero_grad()
+    run = dynscope.load(path)
+    np.testing.assert_allclose(run["gradient/norm_before_clip"], before, rtol=1e-5)
+    np.testing.assert_allclose(run["gradient/norm"], after, rtol=1e-5)
+    assert not failures(run)
+
+
+@pytest.mark.parametrize("clipped", [True, False])
+def test_gr_03_reentrant_checkpointing_hides_the_end_of_a_backward_and_that_is_said(
+    tmp_path: Path, clipped: bool
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    path, norms = tmp_path / "run.h5", []
+    with dynscope.attach(model, path, optimizer=optimizer, **OPTIONS):
+        for _ in range(2):
+            x = torch.utils.checkpoint.checkpoint(
+                model[1], model[0](torch.randn(3, 4)), use_reentrant=True
+            )
+            x.square().mean().backward()
+            if clipped:
+                nn.utils.clip_grad_norm_(model.parameters(), 1e-2)
+            norms.append([norm(p.grad) for p in model.parameters()])
+            optimizer.step()
+            optimizer.zero_grad()
+    run = dynscope.load(path)
+    np.testing.assert_allclose(run["gradient/norm"], norms, rtol=1e-5)
+    assert np.isnan(run["gradient/norm_before_clip"]).all()
+    assert "before_clip" in " ".join(gap.metric + gap.reason for gap in run.coverage)
+
+
+def test_gr_03_a_loss_scale_is_taken_out_of_the_norms_before_clipping(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    path, before = tmp_path / "run.h5", []
+    with dynscope.attach(model, path, optimizer=optimizer, scaler=scaler, **OPTIONS):
+        for _ in range(3):
+            scaler.scale(model(torch.randn(3, 4)).square().mean()).backward()
+            scaler.unscale_(optimizer)
+            before.append([norm(p.grad) for p in model.parameters()])
+            nn.utils.clip_grad_norm_(model.parameters(), 1e-2)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    run = dynscope.load(path)
+    np.testing.assert_allclose(run["gradient/norm_before_clip"], before, rtol=1e-5)
 
 
 class Branches(nn.Module):
@@ -227,6 +338,52 @@ def test_gr_12_the_gradients_of_a_discriminator_are_those_of_its_own_step(tmp_pa
     run = dynscope.load(path)
     got = [parameter(run, "gradient/norm", "weight", row) for row in range(3)]
     assert np.allclose(got, wanted, rtol=1e-5)
+    assert (run["activation/n_calls"] == 2).all()  # not the pass in the generator's step
+    assert "cleared before a step" in reasons(run, "")
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gr_12_a_batch_that_the_loop_throws_away_does_not_count(
+    tmp_path: Path, set_to_none: bool
+) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    path = tmp_path / "run.h5"
+    with dynscope.attach(model, path, optimizer=optimizer, **OPTIONS):
+        for size in (1.0, 1e6, 2.0):
+            optimizer.zero_grad(set_to_none)
+            loss = model(torch.full((2, 4), size)).square().mean()
+            loss.backward()
+            if loss < 1e6:
+                optimizer.step()
+    run = dynscope.load(path)
+    assert run.steps.tolist() == [1, 2] and (run["activation/n_calls"] == 1).all()
+    assert float(run["activation/absmax"].max()) < 100
+
+
+def test_gr_07_an_optimizer_inside_the_backward_leaves_no_gradient_and_that_is_said(
+    tmp_path: Path,
+) -> None:
+    """One optimizer per parameter steps as soon as its gradient is there, to save memory."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    own = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+
+    def step(parameter: Tensor) -> None:
+        own[parameter].step()  # type: ignore[index]
+        own[parameter].zero_grad()  # type: ignore[index]
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(step)
+    path = tmp_path / "run.h5"
+    with dynscope.attach(model, path, **OPTIONS) as scope:
+        for _ in range(3):
+            model(torch.randn(3, 4)).square().mean().backward()
+            scope.step()
+    run = dynscope.load(path)
+    assert run.steps.tolist() == [1, 2, 3] and (run["activation/n_calls"] == 1).all()
+    assert np.isnan(run["gradient/norm"]).all() and (run["update/norm"] > 0).all()
+    assert "no parameter had a gradient" in reasons(run, "") and not failures(run)
 
 
 def test_gr_15_repeated_rows_of_a_sparse_gradient_are_added_up(tmp_path: Path) -> None:

@@ -1,0 +1,58 @@
+"""The end of a backward, when every gradient of it is there and nobody has touched one yet."""
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+import torch
+import torch.utils.checkpoint
+from torch.autograd.graph import _engine_run_backward
+
+
+class BackwardEnd:
+    """Calls ``then`` at the end of each backward in which it was woken, by a hook inside of it.
+
+    A backward inside another one (reentrant checkpointing) has no end of its own: while it runs
+    gradients are incomplete. Neither has one of compiled autograd. ``unseen`` says that there was
+    such a backward since `forget`.
+    """
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        self._then, self._waiting = then, False
+        self.unseen = False
+
+    def wake(self) -> None:
+        """Ask to be called; cheap when asked again in the same backward."""
+        if self._waiting:
+            return
+        self._waiting = True
+        if _nested(sys._getframe(1)):
+            self.unseen = True
+            return
+        try:
+            engine = torch.autograd.Variable._execution_engine
+            engine.queue_callback(self._ended)
+        except RuntimeError:
+            self.unseen = True
+
+    def _ended(self) -> None:
+        self._waiting = False
+        self._then()
+
+    def forget(self) -> None:
+        """No backward is under way: a forward begins, or a step has been taken."""
+        self._waiting = False
+
+
+def _nested(frame: FrameType | None) -> bool:
+    """Whether the backward was started from inside another one, as Python's stack tells."""
+    started = 0
+    while frame is not None:
+        started += frame.f_code is _engine_run_backward.__code__
+        if frame.f_code.co_name == "backward" and frame.f_code.co_filename == _CHECKPOINT:
+            return True
+        frame = frame.f_back
+    return started > 1
+
+
+_CHECKPOINT = torch.utils.checkpoint.__file__
