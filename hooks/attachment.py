@@ -39,6 +39,7 @@ def attach(
     name: str = "",
     scaler: Any | None = None,
     streams: tuple[int, int] | None = None,
+    budget: float | None = None,
     resume: bool = False,
     overwrite: bool = False,
     start_step: int | None = None,
@@ -56,7 +57,8 @@ def attach(
     are the depth axis. ``config``: metadata of yours, anything that JSON can hold. ``name``: of
     the run. ``scaler``: a `torch.amp.GradScaler`, so that skipped steps are told. ``streams``: (how many,
     axis) where a block's output holds several residual streams, as hyper-connections do; each is a
-    site of its own, ``blocks.3[0]``. An existing
+    site of its own, ``blocks.3[0]``. ``budget``: the share of the time, 0.02 say, that recording may
+    take; steps that are due are left out until it is within that. An existing
     ``path`` is refused unless ``resume`` (continue it) or ``overwrite``, but where this process
     still records to it, as when a notebook's cell is run again: that recording is closed, and the
     file goes on with a new segment from step 1. ``start_step``: steps done before this one, for a
@@ -73,6 +75,8 @@ def attach(
         raise InputError(
             f"config={type(config).__name__}: give a dict (of an argparse.Namespace: vars(args))", 2
         )
+    if budget is not None and not 0 < budget <= 1:
+        raise InputError(f"budget={budget!r}: give a share of the time, such as 0.02", 2)
     if streams is not None and not (len(streams) == 2 and streams[0] > 0):
         raise InputError(f"streams={streams!r}: give (how many, the axis that counts them)", 2)
     if start_step is not None and start_step < 0:
@@ -91,6 +95,7 @@ def attach(
         full=chosen.bundle == "full",
         custom=chosen.custom,
         world_size=_world()[1],
+        budget=budget,
     )
     header = Header(
         metrics=chosen.metrics,
@@ -103,6 +108,7 @@ def attach(
             "weights_every": "callable" if callable(weights_every) else weights_every,
             "sites": sites if isinstance(sites, str) else list(sites),
             "metrics": chosen.bundle,
+            **({"budget": budget} if budget is not None else {}),
             "angular_distance": "mean over all tokens",
             "weibull_method": "exact, middle 80 %",
             "model": type(model).__name__,

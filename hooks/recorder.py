@@ -5,7 +5,7 @@ import contextlib
 import os
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -19,6 +19,7 @@ from dynscope.feed import Feed
 from dynscope.hooks import columns, parts, weights
 from dynscope.hooks.anatomy import Anatomy
 from dynscope.hooks.backward import BackwardEnd
+from dynscope.hooks.cost import Cost
 from dynscope.hooks.coverage import Coverage
 from dynscope.hooks.custom import OwnMetrics, SiteMetric
 from dynscope.hooks.delivery import Delivery
@@ -47,6 +48,7 @@ class Plan:
     full: bool
     custom: tuple[SiteMetric, ...] = ()
     world_size: int = 1
+    budget: float | None = None
 
 
 class Recorder:
@@ -92,7 +94,8 @@ class Recorder:
         self._stepping = False  # the optimizer is in its step
         self._stepped = False  # it has been, since the last forward began
         self._delivery = Delivery(feed, telling, patient=optimizer is not None)
-        self._reading = 0.0  # seconds spent around the optimizer in this step
+        self._cost = Cost(plan.budget)
+        self._timed = self._cost.timed
         self._skipping = False
         self._weighed = -1
         self._handles = self._hook(model)
@@ -100,6 +103,7 @@ class Recorder:
         with self._guarded("the weights"):
             self._weigh(start_step)
         self._arm()
+        self._cost.start()
         _recorders.add(self)
 
     # What the user calls
@@ -295,6 +299,10 @@ class Recorder:
         self._telling.missing(self.steps + 1, "pass", "", "activation", reason)
 
     def _finish_step(self) -> None:
+        with self._timed():
+            self._end_step()
+
+    def _end_step(self) -> None:
         self.steps += 1
         if reason := self._watch.finish() or (self._backward.unseen and _NO_END):
             self._telling.missing(self.steps, "parameter", "", "gradient/norm_before_clip", reason)
@@ -312,12 +320,13 @@ class Recorder:
         """Decide whether the next step is recorded."""
         self._observer.switch.armed = armed = False
         with self._guarded("every"):
-            armed = bool(self._plan.record(self.steps + 1))
+            armed = bool(self._plan.record(self.steps + 1)) and self._cost.affordable()
         with self._guarded("the next step"):
             self._compilation.poll()
             self._observer.forget()
-            self._reading = 0.0
             if armed:
+                if stretched := self._cost.stretched():
+                    self.tell("budget", stretched)
                 self._follow_replaced()
                 if self._device() != self._observer.tally.device:
                     self._observer.tally = self._new_tally()
@@ -340,12 +349,6 @@ class Recorder:
     def _current_step(self) -> int:
         return self.steps + (self._observer.started or self.steps == 0)
 
-    @contextlib.contextmanager
-    def _timed(self) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        self._reading += time.perf_counter() - started
-
     # From the tally to the file
 
     def _device(self) -> torch.device:
@@ -359,22 +362,22 @@ class Recorder:
         return Tally(rows, parameters, groups, lengths, self._device())
 
     def _drain(self) -> None:
-        started = time.perf_counter()
         step, now, tally = self.steps, time.time(), self._observer.tally
         self._discover(step)
         scale = self._scaling.scale()
         if scale is not None:
             tally.unscale(scale)
         drained, rows = tally.drain(), self._columns.array()
-        cost = self._observer.cost + self._reading + time.perf_counter() - started
+        cost, on_host = self._cost.take(self._observer.cost), tally.on_host is not None
 
         def send() -> None:
-            arrays = self._arrays(drained, rows)
-            self._coverage.row(step, arrays)
-            tokens = self._delivery.tokens
-            self._feed.row(step, now, arrays, via="tally", tokens=tokens, cost=cost)
+            with self._timed() if on_host else contextlib.nullcontext():  # else a thread waits
+                arrays = self._arrays(drained, rows)
+                self._coverage.row(step, arrays)
+                tokens = self._delivery.tokens
+                self._feed.row(step, now, arrays, via="tally", tokens=tokens, cost=cost)
 
-        self._delivery.hold(send, on_host=tally.on_host is not None)
+        self._delivery.hold(send, on_host=on_host)
 
     def _discover(self, step: int) -> None:
         """Tell the file what this step has shown of the sites: their first call, another dtype."""
