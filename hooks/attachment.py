@@ -17,6 +17,7 @@ from dynscope.errors import InputError
 from dynscope.feed import Feed
 from dynscope.hooks.anatomy import Anatomy
 from dynscope.hooks.custom import SiteMetric
+from dynscope.hooks.padding import MaskSpec, Padding
 from dynscope.hooks.places import Places
 from dynscope.hooks.recorder import Plan, Recorder, end_recording_of
 from dynscope.hooks.schedule import Spec, describe, schedule
@@ -39,6 +40,7 @@ def attach(
     name: str = "",
     scaler: Any | None = None,
     streams: tuple[int, int] | None = None,
+    mask: MaskSpec | None = None,
     budget: float | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -57,7 +59,10 @@ def attach(
     are the depth axis. ``config``: metadata of yours, anything that JSON can hold. ``name``: of
     the run. ``scaler``: a `torch.amp.GradScaler`, so that skipped steps are told. ``streams``: (how many,
     axis) where a block's output holds several residual streams, as hyper-connections do; each is a
-    site of its own, ``blocks.3[0]``. ``budget``: the share of the time, 0.02 say, that recording may
+    site of its own, ``blocks.3[0]``. ``mask``: which positions of a batch
+    are real, so that padding does not count: the name of an argument of the model that holds (batch,
+    token) ones and zeros ("attention_mask"), a function of its ``(args, kwargs)``, or a tensor that
+    you overwrite for each batch. ``budget``: the share of the time, 0.02 say, that recording may
     take; steps that are due are left out until it is within that. An existing
     ``path`` is refused unless ``resume`` (continue it) or ``overwrite``, but where this process
     still records to it, as when a notebook's cell is run again: that recording is closed, and the
@@ -74,6 +79,12 @@ def attach(
     if config is not None and not isinstance(config, Mapping):
         raise InputError(
             f"config={type(config).__name__}: give a dict (of an argparse.Namespace: vars(args))", 2
+        )
+    if mask is not None and not (callable(mask) or isinstance(mask, (str, torch.Tensor))):
+        raise InputError(
+            f"mask={type(mask).__name__}: give the name of an argument of the model, a tensor, or a "
+            "function of (args, kwargs)",
+            2,
         )
     if budget is not None and not 0 < budget <= 1:
         raise InputError(f"budget={budget!r}: give a share of the time, such as 0.02", 2)
@@ -96,6 +107,7 @@ def attach(
         custom=chosen.custom,
         world_size=_world()[1],
         budget=budget,
+        padding=None if mask is None else Padding(mask),
     )
     header = Header(
         metrics=chosen.metrics,
@@ -109,6 +121,7 @@ def attach(
             "sites": sites if isinstance(sites, str) else list(sites),
             "metrics": chosen.bundle,
             **({"budget": budget} if budget is not None else {}),
+            **({"mask": mask if isinstance(mask, str) else "given"} if mask is not None else {}),
             "angular_distance": "mean over all tokens",
             "weibull_method": "exact, middle 80 %",
             "model": type(model).__name__,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dynscope.hooks.observation import BACKWARD, FORWARD, INPUT, Observer
+from dynscope.hooks.padding import Mask
 from dynscope.hooks.tensors import floating, observable, primary, version
 
 
@@ -69,11 +70,14 @@ class SiteHook(_Hook):
             row, FORWARD, part(output.detach()),
             part(reference.detach()) if reference is not None else None,
             seen=output if observer.rows[row].stream is None else None,
+            mask=observer.mask,
         )  # fmt: skip
         # Reentrant checkpointing sends gradients through the recomputed output only.
         if self.backward and output.requires_grad:
             observer.rows[row].expects_gradient = True
-            output.register_hook(GradientHook(observer, row))
+            recomputed = torch._C._current_graph_task_id() != -1
+            mask = observer.mask_of_backward() if recomputed else observer.mask
+            output.register_hook(GradientHook(observer, row, mask))
 
     def _trace(self, args: Any, *rest: Any) -> None:
         output = primary(rest[-1])
@@ -97,14 +101,15 @@ class SiteHook(_Hook):
 class GradientHook:
     """Tensor hook on a site's output."""
 
-    def __init__(self, observer: Observer, row: int) -> None:
-        self._observer, self._row = observer, row
+    def __init__(self, observer: Observer, row: int, mask: Mask | None) -> None:
+        self._observer, self._row, self._mask = observer, row, mask
 
     def __call__(self, gradient: Tensor) -> None:
         if self._observer.switch.armed:
             place = self._observer.rows[self._row]
             seen = gradient if place.stream is None else None
-            self._observer.observe(self._row, BACKWARD, place.part(gradient.detach()), seen=seen)
+            part = place.part(gradient.detach())
+            self._observer.observe(self._row, BACKWARD, part, seen=seen, mask=self._mask)
 
 
 class InputHook(_Hook):
@@ -125,7 +130,8 @@ class InputHook(_Hook):
             try:
                 x = primary((args, kwargs))
                 if x is not None:
-                    self._observer.observe(self._row, INPUT, x.detach())
+                    mask = self._observer.mask
+                    self._observer.observe(self._row, INPUT, x.detach(), mask=mask)
             except Exception as error:
                 self._observer.fail(self._row, error)
 
@@ -154,7 +160,7 @@ class RootHook(_Hook):
     def __init__(
         self,
         observer: Observer,
-        on_enter: Callable[[bool], None],
+        on_enter: Callable[[bool, nn.Module, Any, Any], None],
         *,
         entering: bool,
         is_model: bool,
@@ -162,7 +168,7 @@ class RootHook(_Hook):
         self._current, self._on_enter = observer.current, on_enter
         self._entering, self._is_model = entering, is_model
 
-    def __call__(self, module: nn.Module, *_: Any) -> None:
+    def __call__(self, module: nn.Module, *called: Any) -> None:
         if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack():
             return  # a transform (vmap, jvp, grad) is no pass of the training
         current = self._current
@@ -173,5 +179,5 @@ class RootHook(_Hook):
             torch._C._current_graph_task_id() == -1
         ):
             training = torch.is_grad_enabled()
-            self._on_enter(training)
+            self._on_enter(training, module, *called[:2])
             current.module, current.training = module, training

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from dynscope.hooks.backward import BackwardEnd
 from dynscope.hooks.custom import OwnMetrics
 from dynscope.hooks.measure import Measure, Observed
+from dynscope.hooks.padding import Mask
 from dynscope.hooks.tally import Tally
 from dynscope.hooks.telling import Telling, named
 from dynscope.hooks.tensors import comparable, local, observable, version
@@ -34,7 +35,8 @@ def _observe(x: Tensor, reference: Tensor | None, where: Tensor, mode: int) -> N
     number, row = where.tolist()
     observer = _observers.get(number)
     if observer is not None:
-        observer.observe(row, mode, x, reference)
+        mask = observer.mask if mode != BACKWARD else observer.mask_of_backward()
+        observer.observe(row, mode, x, reference, mask=mask)
 
 
 @_observe.register_fake
@@ -140,6 +142,9 @@ class Observer:
         self.retyped: list[int] = []  # rows whose output came in another dtype than before
         self.started = False  # a forward has begun since the last optimizer step
         self.backward_end: BackwardEnd | None = None
+        self.mask: Mask | None = None  # of the running forward
+        self.masks = 0  # that forwards had since the last backward ended
+        self._scratch: Tally | None = None
         self._own, self._telling = own, telling
         self._last: tuple[weakref.ref[Tensor], int, int, str, Observed] | None = None
         self.number = next(_numbers)
@@ -167,8 +172,12 @@ class Observer:
         x: Tensor,
         reference: Tensor | None = None,
         seen: Tensor | None = None,
+        mask: Mask | None = None,
     ) -> None:
-        """Reduce ``x`` into ``row``; never raises. ``seen`` is the tensor before detaching."""
+        """Reduce ``x`` into ``row``; never raises. ``seen`` is the tensor before detaching.
+
+        With a ``mask`` only real positions count.
+        """
         if self.current.observing:
             return
         started = time.perf_counter()
@@ -179,7 +188,12 @@ class Observer:
         try:
             if self._counts(place, mode) and not place.quiet and observable(x):
                 with torch.no_grad(), _one_at_a_time:
-                    self._reduce(row, mode, local(x), reference, seen)
+                    if mask is UNKNOWN:
+                        self._telling.missing(0, "site", place.path, "activation_gradient", _WHICH)
+                    elif mask is None:
+                        self._reduce(row, mode, local(x), reference, seen, self.tally, row)
+                    else:
+                        self._reduce_real(row, mode, local(x), reference, mask)
         except Exception as error:
             self.fail(row, error)
         finally:
@@ -206,15 +220,47 @@ class Observer:
             place.quiet = True
             self._telling.failed(place.path, named(error))
 
-    def _reduce(
-        self, row: int, mode: int, x: Tensor, reference: Tensor | None, seen: Tensor | None
+    def mask_of_backward(self) -> Mask | None:
+        """The mask that the gradients of this backward have, where hooks cannot say it."""
+        return UNKNOWN if self.masks > 1 else self.mask
+
+    def _reduce_real(
+        self, row: int, mode: int, x: Tensor, reference: Tensor | None, mask: Mask
     ) -> None:
+        """Reduce the real positions of ``x``, if it has positions."""
+        place = self.rows[row]
+        real = mask.select(x, place.layout)
+        if real is None:
+            if mask.misses(x):
+                reason = f"the mask {mask.shape} does not fit its output: all positions count"
+                self._telling.missing(0, "site", place.path, "mask", reason)
+            self._reduce(row, mode, x, reference, None, self.tally, row)
+            return
+        if reference is not None:
+            reference = mask.select(local(reference), place.layout)
+        if self._scratch is None or self._scratch.device != self.tally.device:
+            self._scratch = self.tally.single()
+        self._scratch.clear()
+        self._reduce(row, mode, real, reference, None, self._scratch, 0)
+        self.tally.take_in(row, self._scratch, mask.places)
+
+    def _reduce(
+        self,
+        row: int,
+        mode: int,
+        x: Tensor,
+        reference: Tensor | None,
+        seen: Tensor | None,
+        tally: Tally,
+        into: int,
+    ) -> None:
+        """Add what belongs to ``row`` to the row ``into`` of ``tally``."""
         place = self.rows[row]
         if mode == INPUT:
-            self.measure.input(x).add_to(self.tally, row)
+            self.measure.input(x).add_to(tally, into)
             return
         if place.kind == "size":
-            self.measure.size(x).add_to(self.tally, row)
+            self.measure.size(x).add_to(tally, into)
             return
         observed = self._again(seen, mode, place.layout) if reference is None else None
         if observed is None:
@@ -227,7 +273,7 @@ class Observer:
                 )
             if seen is not None:
                 self._last = weakref.ref(seen), version(seen), mode, place.layout, observed
-        observed.add_to(self.tally, row)
+        observed.add_to(tally, into)
         if mode == FORWARD:
             self.started = True
             if x.dtype not in place.dtypes:
@@ -253,6 +299,9 @@ class Observer:
             row.counted = False
         self.current.module = self.current.training = None
 
+
+UNKNOWN = Mask((0, 0), torch.empty(0))
+_WHICH = "forwards with masks of their own before one backward: whose gradient it is is not known"
 
 # The fused reduction keeps its sums in one place, and threads may train side by side. A metric of
 # the user's own may call a model that another recorder watches, hence the R.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -122,7 +123,10 @@ def _register(
 
 
 def hook_root(
-    model: nn.Module, root: nn.Module, observer: Observer, on_enter: Callable[[bool], None]
+    model: nn.Module,
+    root: nn.Module,
+    observer: Observer,
+    on_enter: Callable[[bool, nn.Module, Any, Any], None],
 ) -> list[RemovableHandle]:
     """Watch the model being entered and left, with ``root`` what its wrappers hold.
 
@@ -137,7 +141,7 @@ def hook_root(
             RootHook(observer, on_enter, entering=entering, is_model=module is model)
             for entering in (True, False)
         )
-        handles.append(module.register_forward_pre_hook(enter))
+        handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
         handles.append(module.register_forward_hook(leave, always_call=True))
     return handles
 

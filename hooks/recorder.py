@@ -29,6 +29,7 @@ from dynscope.hooks.links import Links
 from dynscope.hooks.measure import Measure
 from dynscope.hooks.observation import Observer
 from dynscope.hooks.optimizer import evaluates, found_inf, read_optimizer, within_a_step
+from dynscope.hooks.padding import Padding
 from dynscope.hooks.parameters import ParameterWatch
 from dynscope.hooks.places import Places, hook_root
 from dynscope.hooks.scaling import Scaling
@@ -49,6 +50,7 @@ class Plan:
     custom: tuple[SiteMetric, ...] = ()
     world_size: int = 1
     budget: float | None = None
+    padding: Padding | None = None
 
 
 class Recorder:
@@ -199,10 +201,15 @@ class Recorder:
             handles.append(self._optimizer.register_step_post_hook(self._after_step))
         return handles
 
-    def _entered(self, training: bool) -> None:
+    def _entered(self, training: bool, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A forward begins."""
         if self.closed:
             return
+        if self._plan.padding is not None and training and self._observer.switch.armed:
+            self._observer.mask = None
+            with self._guarded("mask"):
+                self._observer.mask = self._plan.padding.of(module, args, kwargs)
+                self._observer.masks += 1
         with self._guarded("a forward"):
             self._delivery.release()
             self._observer.started |= training
@@ -219,6 +226,7 @@ class Recorder:
             reachable = any(p is not None and p.requires_grad for p in self._watch.current())
             left = any(g is not None for g in self._watch.gradients())
             self._passed = left or not reachable
+            self._observer.masks = 0
             if self._optimizer is not None and self._plan.world_size == 1:  # else not reduced yet
                 self._watch.backward_ended(self._scaling.scale())
 

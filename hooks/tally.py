@@ -147,6 +147,18 @@ class Tally:
         size = six[:, 0].abs().nan_to_num(nan=-1.0)
         self.top[row] = six[size.argsort(descending=True, stable=True)[:3]]
 
+    def single(self) -> "Tally":
+        """An empty tally of one row, on the same device."""
+        return Tally(1, 0, 0, {}, self.device)
+
+    def take_in(self, row: int, other: "Tally", places: Callable[[Tensor], Tensor]) -> None:
+        """Merge the only row of ``other``, of which ``places`` corrects the largest elements."""
+        other._add_waiting()
+        self.sums[row] += other.sums[0]
+        torch.maximum(self.maxima[row], other.maxima[0], out=self.maxima[row])
+        self.histogram[row] += other.histogram[0]
+        self.add_top(row, places(other.top[0]))
+
     def address(self, row: int, shape: tuple[int, ...], layout: str) -> Row:
         """A row in memory, for the fused reduction to add to."""
         known = self._addresses.get((row, shape, layout))
