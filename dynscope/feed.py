@@ -67,11 +67,12 @@ class Feed:
         """Why nothing is written any more, or None."""
         return self._pump.failure
 
-    def sites(self, sites: Sequence[Site]) -> None:
-        self._send("sites", sites=[asdict(site) for site in sites])
+    def sites(self, sites: Sequence[Site], *, anew: bool = False) -> None:
+        self._send("sites", sites=[asdict(site) for site in sites], anew=anew)
 
-    def parameters(self, parameters: Sequence[Parameter]) -> None:
-        self._send("parameters", parameters=[asdict(parameter) for parameter in parameters])
+    def parameters(self, parameters: Sequence[Parameter], *, anew: bool = False) -> None:
+        described = [asdict(parameter) for parameter in parameters]
+        self._send("parameters", parameters=described, anew=anew)
 
     def row(
         self,

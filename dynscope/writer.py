@@ -92,8 +92,13 @@ class RunWriter:
 
     # What a run consists of
 
-    def sites(self, sites: Sequence[Site]) -> None:
-        """Append columns for the sites; one whose path the run knows already keeps its column."""
+    def sites(self, sites: Sequence[Site], *, anew: bool = False) -> None:
+        """Append columns for the sites; one whose path the run knows already keeps its column.
+
+        Rows hold values in the order of all sites told so far, or with ``anew`` of these alone.
+        """
+        if anew:
+            self._order["site"].clear()
         for site in sites:
             self._place("site", site.path, {
                 "sites/path": site.path, "sites/role": site.role, "sites/stack": site.stack,
@@ -101,8 +106,10 @@ class RunWriter:
                 "sites/aliases": to_json(list(site.aliases)),
             })  # fmt: skip
 
-    def parameters(self, parameters: Sequence[Parameter]) -> None:
-        """Append columns for the parameters; one whose name the run knows keeps its column."""
+    def parameters(self, parameters: Sequence[Parameter], *, anew: bool = False) -> None:
+        """Append columns for the parameters; as `sites`."""
+        if anew:
+            self._order["parameter"].clear()
         for p in parameters:
             self._place("parameter", p.name, {
                 "parameters/name": p.name, "parameters/role": p.role, "parameters/stack": p.stack,

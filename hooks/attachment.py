@@ -21,6 +21,7 @@ from dynscope.hooks.padding import MaskSpec, Padding
 from dynscope.hooks.places import Places
 from dynscope.hooks.recorder import Plan, Recorder, end_recording_of
 from dynscope.hooks.schedule import Spec, describe, schedule
+from dynscope.hooks.survey import retrace
 from dynscope.schema import Header
 
 MetricChoice = str | SiteMetric | Sequence[str | SiteMetric]
@@ -95,15 +96,20 @@ def attach(
             f"start_step={start_step}: give the number of steps done before, 0 or more", 2
         )
     wrapped, model = model, getattr(model, "_orig_mod", model)
-    anatomy = Anatomy.of(model, blocks)
     chosen = _choose(metrics)
     light = chosen.bundle == "light"
-    places = Places.of(anatomy, anatomy.select(sites), light=light, streams=streams)
+
+    def survey() -> tuple[Anatomy, Places]:
+        anatomy = Anatomy.of(model, blocks)
+        return anatomy, Places.of(anatomy, anatomy.select(sites), light=light, streams=streams)
+
+    anatomy, places = survey()
     plan = Plan(
         record=schedule(every),
         weigh=schedule(weights_every, "weights_every"),
         light=light,
         full=chosen.bundle == "full",
+        survey=survey,
         custom=chosen.custom,
         world_size=_world()[1],
         budget=budget,
@@ -137,8 +143,6 @@ def attach(
     try:
         recorder = Recorder(
             wrapped,
-            anatomy,
-            places,
             feed,
             plan,
             optimizer=optimizer,
@@ -148,7 +152,8 @@ def attach(
     except BaseException:
         feed.close()
         raise
-    _retrace(wrapped, recorder)
+    if retrace():
+        recorder.tell("compile", "compiled code was reset so that it is traced with the hooks")
     if summary:
         print(_summary(feed.path, places, anatomy, chosen, every), file=sys.stderr)
     return recorder
@@ -213,16 +218,6 @@ def _rank_path(path: str | os.PathLike[str]) -> Path:
     """``path`` on rank 0, ``run.rank3.h5`` beside it on rank 3."""
     given, (rank, _) = Path(path), _world()
     return given if rank == 0 else given.with_name(f"{given.stem}.rank{rank}{given.suffix}")
-
-
-def _retrace(model: nn.Module, recorder: Recorder) -> None:
-    """Hooks added after the first compiled call would never fire: have it compiled anew, once."""
-    if "torch._dynamo" not in sys.modules:
-        return
-    counters = sys.modules["torch._dynamo"].utils.counters
-    if counters["stats"].get("unique_graphs", 0):
-        torch.compiler.reset()
-        recorder.tell("compile", "compiled code was reset so that it is traced with the hooks")
 
 
 def _summary(path: str, places: Places, anatomy: Anatomy, chosen: _Chosen, every: Spec) -> str:

@@ -38,10 +38,10 @@ class Columns:
         sites |= {site.path: site for site in ordered.sites}
         if not self._anatomy.by_call_order:
             new.sort()
+        first = not self.rows
         self.rows += new
-        self._feed.sites(
-            [replace(sites[rows[r].path], dtype=_name(rows[r].dtypes[0])) for r in new]
-        )
+        described = [replace(sites[rows[r].path], dtype=_name(rows[r].dtypes[0])) for r in new]
+        self._feed.sites(described, anew=first)
 
 
 def retyped(rows: Sequence[Row]) -> str:
@@ -59,7 +59,12 @@ def parameters(
     for i, group in enumerate(optimizer.param_groups if optimizer is not None else ()):
         groups |= {id(parameter): i for parameter in group["params"]}
     described = [
-        replace(parameter, group=groups.get(id(tensor), -1))
+        replace(
+            parameter,
+            group=groups.get(id(tensor), -1),
+            shape=parameter.shape if tensor is None else tuple(tensor.shape),  # lazy until now
+            numel=parameter.numel if tensor is None else tensor.numel(),
+        )
         for parameter, tensor in zip(anatomy.parameters, tensors, strict=True)
     ]
     return [*described, *parts.parts_of(described, anatomy.layouts)]

@@ -21,8 +21,8 @@ class Delivery:
     ``patient``: the tokens of a step may be told after its row was drained.
     """
 
-    def __init__(self, feed: Feed, telling: Telling, *, patient: bool) -> None:
-        self.tokens = -1
+    def __init__(self, feed: Feed, telling: Telling, *, patient: bool, tokens: int = -1) -> None:
+        self.tokens = tokens
         self._feed, self._telling, self._patient = feed, telling, patient
         self._tokens_follow: bool | None = None  # whether scope.step tells them after a step
         self._held: Callable[[], None] | None = None

@@ -68,13 +68,6 @@ class ParameterWatch:
         self._before: dict[int, _Sample] = {}
         self._unclipped, self._told_before_clip = Unclipped(), False
 
-    def relink(self, anatomy: Anatomy) -> None:
-        """Look the parameters up in the modules that are at their paths now."""
-        for i, (owner, attribute) in enumerate(self._owners):
-            if owner is not None:
-                path = self.names[i].rpartition(".")[0]
-                self._owners[i] = anatomy.modules.get(path, _REMOVED), attribute
-
     def numel(self) -> np.ndarray:
         """Numbers in each parameter, two to a complex element; 0 where it has none yet."""
         return np.array(
@@ -243,9 +236,6 @@ def _owner(anatomy: Anatomy, name: str) -> tuple[nn.Module | None, str]:
 def _wide(x: Tensor) -> Tensor:
     """At least float32, in which nearby weights of a narrower type differ exactly."""
     return x if x.dtype == torch.float64 else x.float()
-
-
-_REMOVED = nn.Module()  # holds no parameter
 
 
 def _dense(gradient: Tensor | None) -> Tensor | None:

@@ -434,3 +434,72 @@ def test_a_metric_may_call_the_model_without_being_recorded(tmp_path: Path) -> N
     run = dynscope.load(path)
     assert (run["activation/n_calls"] == 1).all() and not failures(run)
     assert np.allclose(run["activation/again"][:, 0], run["activation/mean"][:, 0], rtol=1e-5)
+
+
+class Growing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Adapter(nn.Module):
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base, self.lora_A = base, nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.base(x) + self.lora_A(x)
+        return out
+
+
+@pytest.mark.parametrize("adapt", [False, True], ids=["a layer appended", "an adapter put around"])
+def test_lc_01_layers_added_later_are_recorded_from_then_on(tmp_path: Path, adapt: bool) -> None:
+    torch.manual_seed(0)
+    model, path = Growing(), tmp_path / "run.h5"
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    added = "blocks.0.lora_A" if adapt else "blocks.2"
+    wanted = []
+    with dynscope.attach(model, path, optimizer=optimizer, every=1, sites="leaves", summary=False):
+        for step in range(4):
+            if step == 2:
+                if adapt:
+                    model.blocks[0] = Adapter(model.blocks[0])
+                else:
+                    model.blocks.append(nn.Linear(4, 4))
+                optimizer.add_param_group({"params": model.get_submodule(added).parameters()})
+            model(torch.randn(3, 4)).square().mean().backward()
+            if step >= 2:
+                gradient = model.get_submodule(added).get_parameter("weight").grad
+                assert gradient is not None
+                wanted.append(float(gradient.norm()))
+            optimizer.step()
+            optimizer.zero_grad()
+    run = dynscope.load(path)
+    gradients = run["gradient/norm"].sel(
+        parameter=run["gradient/norm"]["name"] == f"{added}.weight"
+    )
+    assert np.isnan(gradients.values[:2]).all()
+    np.testing.assert_allclose(gradients.values[2:, 0], wanted, rtol=1e-5)
+    calls = run["activation/n_calls"]
+    here = calls.sel(site=calls["path"] == added).values[:, 0]
+    assert np.isnan(here[:2]).all() and (here[2:] == 1).all()
+    stays = calls.sel(site=calls["path"] == "blocks.1").values[:, 0]
+    assert (stays == 1).all() and not failures(run)
+    assert [event.kind for event in run.events].count("replaced") == 1
+
+
+def test_lc_01_lazy_layers_are_described_once_they_have_a_shape(tmp_path: Path) -> None:
+    model, path = nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(2)), tmp_path / "run.h5"
+    with dynscope.attach(model, path, every=1, sites="leaves", summary=False) as scope:
+        for _ in range(2):
+            model(torch.randn(3, 5)).square().mean().backward()
+            scope.step()
+    run = dynscope.load(path)
+    assert [p.shape for p in run.parameters] == [(4, 5), (4,), (2, 4), (2,)]
+    assert np.isfinite(run["gradient/norm"]).all() and np.isfinite(run["activation/variance"]).all()
+    assert run.weight_steps.tolist()[-1] == 2 and not failures(run)
