@@ -16,7 +16,7 @@ from dataclasses import asdict
 from typing import Any
 
 from dynscope.errors import InputError
-from dynscope.link import CLOSE, Link, NoProcess, ProcessLink, ThreadLink
+from dynscope.link import CLOSE, Link, NoProcess, Opening, ProcessLink, ThreadLink
 from dynscope.message import Array, Backlog, pack
 from dynscope.schema import Header
 from dynscope.site import Parameter, Site
@@ -30,7 +30,8 @@ CLOSE_SECONDS = 60.0
 class Feed:
     """A run file being written elsewhere; has the methods of `dynscope.writer.RunWriter`.
 
-    Construction refuses what `RunWriter` refuses, with `InputError`. From then on nothing raises
+    ``last_step`` is that of a resumed run, and ``tokens`` those seen until ``start_step``, or until
+    the end. Construction refuses what `RunWriter` refuses, with `InputError`. From then on nothing raises
     or waits: rows that the writer cannot take are dropped and counted in ``/coverage``, and
     ``failure`` says what stopped it. In a forked child all methods do nothing.
     """
@@ -42,20 +43,20 @@ class Feed:
         *,
         overwrite: bool = False,
         resume: bool = False,
+        start_step: int | None = None,
     ) -> None:
         self.path = os.path.realpath(path)
         self._dropped: list[int] = []
         self._complained = False
         _close_predecessor(self.path, replaced=overwrite or resume)
+        opening = Opening(self.path, header, overwrite, resume, start_step)
         without, link = "", None
         try:
-            link = ProcessLink(self.path, header, overwrite=overwrite, resume=resume)
+            link = ProcessLink(opening)
         except NoProcess as error:
             without = str(error)
-        self._pump = Pump(
-            self.path, link or ThreadLink(self.path, header, overwrite=overwrite, resume=resume)
-        )
-        self.last_step = self._pump.link.last_step
+        self._pump = Pump(self.path, link or ThreadLink(opening))
+        self.last_step, self.tokens = self._pump.link.last_step, self._pump.link.tokens
         weakref.finalize(self, self._pump.end).atexit = False
         if without:
             log.warning("dynscope: a thread of this process writes the run: %s", without)

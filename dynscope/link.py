@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,9 +38,10 @@ class NoProcess(DynscopeError):
 
 
 class Link(Protocol):
-    """A way to a writer. ``last_step`` is what the file held when it was opened."""
+    """A way to a writer. ``last_step`` and ``tokens`` are what the file held when it was opened."""
 
     last_step: int
+    tokens: int
 
     def send(self, packet: bytes) -> None:
         """Have the writer make a call; raises when the writer cannot go on."""
@@ -51,14 +53,28 @@ class Link(Protocol):
         """In a forked child: let go of what belongs to the training process."""
 
 
+@dataclass(frozen=True)
+class Opening:
+    """Which file to write, and how: `dynscope.feed.Feed`'s arguments."""
+
+    path: str
+    header: Header
+    overwrite: bool = False
+    resume: bool = False
+    start_step: int | None = None
+
+
 class ThreadLink:
     """The writer in this process, called by the thread that sends."""
 
-    def __init__(self, path: str, header: Header, *, overwrite: bool, resume: bool) -> None:
+    def __init__(self, o: Opening) -> None:
         from dynscope.writer import RunWriter
 
-        self._writer = RunWriter(path, header, overwrite=overwrite, resume=resume)
+        self._writer = RunWriter(o.path, o.header, overwrite=o.overwrite, resume=o.resume)
         self.last_step = self._writer.last_step
+        self.tokens = self._writer.tokens_at(
+            self.last_step if o.start_step is None else o.start_step
+        )
 
     def send(self, packet: bytes) -> None:
         try:
@@ -77,17 +93,18 @@ class ThreadLink:
 class ProcessLink:
     """The writer in a process of its own, started again when it is killed."""
 
-    def __init__(self, path: str, header: Header, *, overwrite: bool, resume: bool) -> None:
+    def __init__(self, opening: Opening) -> None:
         self._opening = {
-            "path": path,
-            "header": header.to_json(),
-            "overwrite": overwrite,
-            "resume": resume,
+            "path": opening.path,
+            "header": opening.header.to_json(),
+            "overwrite": opening.overwrite,
+            "resume": opening.resume,
+            "start_step": opening.start_step,
             "parent": os.getpid(),
         }
         self._described: list[bytes] = []  # sites and parameters, told again to the next writer
         self._restarts = 0
-        self.last_step = self._start()
+        self.last_step, self.tokens = self._start()
 
     def send(self, packet: bytes) -> None:
         while True:
@@ -122,8 +139,11 @@ class ProcessLink:
         if self._process.wait() != 0:
             raise WriterStopped(answer or f"the writer ended with {self._process.returncode}")
 
-    def _start(self) -> int:
-        """Start a writer and return the last step of its file; `InputError` when it refuses."""
+    def _start(self) -> tuple[int, int]:
+        """Start a writer; returns the last step of its file and the tokens seen until the start.
+
+        Raises `InputError` when it refuses.
+        """
         if getattr(sys, "frozen", False) or not sys.executable:
             raise NoProcess("this program has no Python interpreter to start")
         command = [sys.executable, "-P", "-W", "ignore", "-c", _CHILD, json.dumps(search_path())]
@@ -143,7 +163,7 @@ class ProcessLink:
             self._write(pack("open", self._opening, {}))
         return self._handshake()
 
-    def _handshake(self) -> int:
+    def _handshake(self) -> tuple[int, int]:
         assert self._process.stdout
         impatience = threading.Timer(START_SECONDS, self._process.kill)
         impatience.daemon = True
@@ -154,7 +174,7 @@ class ProcessLink:
             last, answer = line, _parse(line)
         impatience.cancel()
         if "last_step" in answer:
-            return int(answer["last_step"])
+            return int(answer["last_step"]), int(answer["tokens"])
         self._process.kill()
         self._process.wait()
         self._process.stdout.close()

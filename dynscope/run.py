@@ -102,6 +102,11 @@ class Run:
         """The steps at which weights were measured."""
         return np.unique(self._weight_step)
 
+    def tokens_at(self, step: int) -> int:
+        """Tokens seen until ``step``, as the last row not after it says; -1 if none were told."""
+        tokens = self["clock/tokens"].values[self.steps <= step]
+        return int(tokens[-1]) if len(tokens) else -1
+
     @property
     def last_step(self) -> int:
         """The latest step of which anything is in the file, 0 when nothing is."""

@@ -70,6 +70,7 @@ class RunWriter:
     ) -> None:
         self.path = Path(os.path.realpath(path))
         self.last_step = 0
+        self.tokens_at: Callable[[int], int] = lambda step: -1  # of the run that is resumed
         self.segment = 0
         self._created = datetime.now(UTC).isoformat(timespec="seconds")
         self._header = header
@@ -311,7 +312,7 @@ class RunWriter:
         self._header = replace(self._header, metrics=metrics, optimizer_groups=groups)
         self._places["site"] = {site.path: i for i, site in enumerate(old.sites)}
         self._places["parameter"] = {p.name: i for i, p in enumerate(old.parameters)}
-        self.last_step = old.last_step
+        self.last_step, self.tokens_at = old.last_step, old.tokens_at
         self.segment = old.segments
 
 

@@ -43,7 +43,9 @@ def main() -> NoReturn:
     except InputError as error:
         _reply(1, {"error": str(error), "exit_code": error.exit_code})
         os._exit(1)
-    _reply(1, {"last_step": writer.last_step})
+    resumed_at = opening["start_step"]
+    tokens = writer.tokens_at(writer.last_step if resumed_at is None else resumed_at)
+    _reply(1, {"last_step": writer.last_step, "tokens": tokens})
     answers = _let_go_of_output()
     try:
         _serve(writer, opening["parent"])

@@ -137,9 +137,15 @@ def attach(
     )
     place = _rank_path(path)
     again = end_recording_of(place)
-    feed = Feed(place, header, overwrite=overwrite, resume=resume or (again and not overwrite))
-    if start_step is None:
-        start_step = feed.last_step if resume else 0
+    if again and not resume:
+        start_step = start_step or 0
+    feed = Feed(
+        place,
+        header,
+        overwrite=overwrite,
+        resume=resume or (again and not overwrite),
+        start_step=start_step,
+    )
     try:
         recorder = Recorder(
             wrapped,
@@ -147,7 +153,8 @@ def attach(
             plan,
             optimizer=optimizer,
             scaler=scaler,
-            start_step=start_step,
+            start_step=feed.last_step if start_step is None else start_step,
+            tokens=feed.tokens,
         )
     except BaseException:
         feed.close()

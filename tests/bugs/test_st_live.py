@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import dynscope
+from dynscope.errors import InputError
 from tests.live import failures, parameter, site
 
 pytestmark = pytest.mark.usefixtures("quick_writer")
@@ -52,10 +53,11 @@ def test_st_03_a_resumed_training_goes_on_where_it_was(tmp_path: Path) -> None:
         with dynscope.attach(model, path, optimizer=optimizer, **OPTIONS, **options) as scope:
             for _ in range(3):
                 model(torch.randn(3, 4)).square().mean().backward()
-                scope.log(loss=scope.steps)
+                scope.log(loss=scope.steps, tokens=10)
                 optimizer.step()
     run = dynscope.load(path)
     assert run.steps.tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert run["clock/tokens"].values.tolist() == [10, 20, 30, 40, 50, 60, 70]
     assert run.scalars("loss").values.tolist() == [0, 1, 2, 3, 4, 5, 6]
     assert run.segments == 3
     assert np.isfinite(run["gradient/norm"]).all()
@@ -74,6 +76,28 @@ def test_st_05_steps_of_any_integer_type_far_away_and_repeated(tmp_path: Path, s
     assert run.steps.tolist() == [5, 2**40]
     assert run.scalars("loss")["step"].values.tolist() == [5, 2**40]
     assert not failures(run)
+
+
+def test_st_03_a_cell_that_is_run_again_closes_its_first_recording(tmp_path: Path) -> None:
+    path = tmp_path / "run.h5"
+
+    def cell(steps: int) -> tuple[nn.Module, dynscope.Recorder]:
+        model = nn.Sequential(nn.Linear(4, 4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scope = dynscope.attach(model, path, optimizer=optimizer, **OPTIONS)
+        for _ in range(steps):
+            model(torch.randn(3, 4)).square().mean().backward()
+            optimizer.step()
+        return model, scope
+
+    (first, old), (_, new) = cell(3), cell(2)
+    assert old.closed and not new.closed
+    assert not any(module._forward_hooks for module in first.modules())
+    new.close()
+    run = dynscope.load(path)
+    assert run.segments == 2 and run["clock/segment"].values.tolist() == [1, 1, 0]
+    with pytest.raises(InputError, match="resume=True to continue it or overwrite=True"):
+        cell(1)  # nobody records to it any more: an existing file like any other
 
 
 def test_st_06_passes_before_the_first_step_leave_no_record(tmp_path: Path) -> None:
