@@ -192,7 +192,7 @@ class ProcessLink:
         if answer or self._restarts > RESTARTS:
             raise WriterStopped(answer or f"the writer was killed {self._restarts} times ({code})")
         self._opening |= {"resume": True, "overwrite": False}
-        step = self._start()
+        step, _ = self._start()
         reason = f"the writer process ended with {code} and was started again; rows may be missing"
         event = {"step": step, "time": time.time(), "kind": "writer", "message": reason}
         with suppress(OSError):  # killed again already: the next packet notices
