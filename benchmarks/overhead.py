@@ -5,6 +5,7 @@ modules), batch 8 × 256, AdamW, float32. Method: two equal models step in turn,
 recorded; a row is the median and the quartiles of the pairwise ratios. The first row compares two
 plain models: what it is away from 1 is noise. Beside it stands what the recorder itself counted, the
 median of ``clock/cost`` over the plain step: less noisy, blind to what it slows down elsewhere.
+Other tools stand below where they are installed (benchmarks/peers.py says how).
 """
 
 import math
@@ -25,9 +26,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import dynscope
+from benchmarks.peers import Peer, installed
 
 Step = Callable[[], None]
-Config = dict[str, Any] | None  # how to attach; None leaves the model alone
+# How to attach; another tool to use; or None, which leaves the model alone.
+Config = dict[str, Any] | type[Peer] | None
 
 
 def never(step: int) -> bool:
@@ -129,21 +132,27 @@ class Training:
         self.model = GPT(shape)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self.tokens = torch.randint(shape.vocabulary, (shape.batch, shape.tokens))
-        self.scope = None
-        if config is not None:
+        self.scope, self.peer = None, Peer(self.model, self.optimizer)
+        if isinstance(config, type):
+            self.peer = config(self.model, self.optimizer)
+        elif config is not None:
             self.path = Path(folder) / "run.h5"
             self.scope = dynscope.attach(
                 self.model, self.path, optimizer=self.optimizer, summary=False, **config
             )
 
     def step(self) -> None:
+        self.peer.begin()
         logits = self.model(self.tokens)
         loss = functional.cross_entropy(logits.flatten(0, 1), self.tokens.flatten())
         self.optimizer.zero_grad()
         loss.backward()
+        self.peer.after_backward(loss)
         self.optimizer.step()
+        self.peer.end(loss)
 
     def close(self) -> None:
+        self.peer.close()
         if self.scope:
             self.scope.close()
 
@@ -171,7 +180,7 @@ def compare(shape: Shape, config: Config, rounds: int, name: str) -> Ratio:
         plain, recorded = Training(shape, None, folder), Training(shape, config, folder)
         ratio = alternate(plain.step, recorded.step, rounds, name)
         recorded.close()
-        if config is None or not len(cost := dynscope.load(recorded.path)["clock/cost"]):
+        if recorded.scope is None or not len(cost := dynscope.load(recorded.path)["clock/cost"]):
             return ratio
         return replace(ratio, own_clock=1 + float(cost.median()) / ratio.plain_seconds)
 
@@ -265,7 +274,7 @@ def main(rounds: int = 30, sites: str = "", metrics: str = "", quick: bool = Fal
 
     --quick takes three rounds of a toy model: it shows that the script works and measures nothing.
     """
-    rows = ROWS
+    rows = ROWS | installed()
     if sites or metrics:
         chosen = {"sites": sites or "blocks", "metrics": metrics or "standard"}
         control = next(iter(ROWS))
