@@ -159,3 +159,126 @@ def test_names_are_those_of_the_plain_model(tmp_path: Path) -> None:
         assert [p.name for p in scope.anatomy.parameters] == [
             n for n, _ in model.named_parameters()
         ]
+
+
+def blocks_of(model: Decoder, how: str) -> None:
+    """Compile every block by itself: in place, or put in a compiled wrapper."""
+    for i, block in enumerate(model.blocks):
+        if how == "in place":
+            block.compile(fullgraph=True, backend="aot_eager")
+        else:
+            wrapped: Any = torch.compile(block, fullgraph=True, backend="aot_eager")
+            model.blocks[i] = wrapped
+
+
+@pytest.mark.parametrize("how", ["in place", "wrapped"])
+def test_the_number_of_blocks_does_not_matter_for_the_number_of_graphs(
+    tmp_path: Path, how: str
+) -> None:
+    """One graph for unarmed steps, one for the first block, whose input comes from the embedding."""
+    graphs = []
+    for recorded in (False, True):
+        torch.compiler.reset()
+        counters.clear()
+        torch.manual_seed(0)
+        model = Decoder(layers=24, dropout=0.0)
+        blocks_of(model, how)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scope = recorded and dynscope.attach(
+            model, tmp_path / "run.h5", optimizer=optimizer, every=third, summary=False
+        )
+        for step in batches(6):
+            optimizer.zero_grad()
+            loss_of(model, step[0]).backward()
+            optimizer.step()
+        if scope:
+            scope.close()
+        assert not counters["graph_break"]
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert graphs[1] <= graphs[0] + 2
+    run = dynscope.load(tmp_path / "run.h5")
+    assert (run["activation/n_calls"] == 1).all() and len(run.steps) == 2
+    assert not any("_orig_mod" in site.path for site in run.sites)
+
+
+def test_sequences_of_changing_length_make_no_graph_more_than_without_us(tmp_path: Path) -> None:
+    graphs = []
+    for recorded in (False, True):
+        torch.compiler.reset()
+        counters.clear()
+        torch.manual_seed(0)
+        model = Decoder(layers=2, dropout=0.0)
+        running: Any = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scope = recorded and dynscope.attach(
+            running, tmp_path / "run.h5", optimizer=optimizer, every=third, summary=False
+        )
+        for length in (8, 6, 7, 5, 8, 6):
+            optimizer.zero_grad()
+            loss_of(running, batches(1)[0][0][:, :length]).backward()
+            optimizer.step()
+        if scope:
+            scope.close()
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert graphs[1] <= graphs[0] + 1
+    run = dynscope.load(tmp_path / "run.h5")
+    blocks = [i for i, site in enumerate(run.sites) if site.role == "block"]
+    counts = run["activation/count"].values[:, blocks[0]]
+    assert counts[0] / counts[1] == pytest.approx(7 / 4)  # targets are shifted
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["attached first", "compiled first"])
+def test_bfloat16_values_are_within_a_hundredth_of_eager_ones(tmp_path: Path, before: bool) -> None:
+    runs = []
+    for compile_it in (False, True):
+        torch.compiler.reset()
+        torch.manual_seed(0)
+        model = Decoder(layers=2, dropout=0.0)
+        running: Any = model
+        if compile_it and not before:
+            running = torch.compile(model, fullgraph=True, backend="aot_eager")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        path = tmp_path / f"{compile_it}.h5"
+        with dynscope.attach(running, path, optimizer=optimizer, every=1, summary=False):
+            if compile_it and before:
+                running = torch.compile(model, fullgraph=True, backend="aot_eager")
+            for step in batches(3):
+                optimizer.zero_grad()
+                with torch.autocast("cpu", torch.bfloat16):
+                    loss = loss_of(running, step[0])
+                loss.backward()
+                optimizer.step()
+        runs.append(dynscope.load(path))
+    eager, graph = runs
+    assert [site.path for site in eager.sites] == [site.path for site in graph.sites]
+    for name in (
+        "activation/variance",
+        "activation/rms",
+        "activation_gradient/rms",
+        "gradient/norm",
+    ):
+        np.testing.assert_allclose(eager[name], graph[name], rtol=1e-2, err_msg=name)
+
+
+def test_a_compiled_training_step_records_and_an_evaluation_does_not(tmp_path: Path) -> None:
+    torch.compiler.reset()
+    counters.clear()
+    model = Decoder(layers=2, dropout=0.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def loss(tokens: torch.Tensor) -> torch.Tensor:
+        return loss_of(model, tokens)
+
+    path = tmp_path / "run.h5"
+    with dynscope.attach(model, path, optimizer=optimizer, every=1, summary=False) as scope:
+        for step in batches(3):
+            with torch.no_grad():
+                loss(step[0])
+            optimizer.zero_grad()
+            loss(step[0]).backward()
+            optimizer.step()
+    assert not counters["graph_break"] and scope.steps == 3
+    run = dynscope.load(path)
+    assert (run["activation/n_calls"] == 1).all()
+    assert np.isfinite(run["activation_gradient/rms"]).all()
