@@ -120,7 +120,7 @@ def train(
             optimizer.step()
             schedule.step()
             scope.log(loss=loss, tokens=inputs.numel())
-            if (step + 1) % recipe.validate_every == 0:
+            if (step + 1) % recipe.validate_every == 0 or step + 1 == recipe.steps:
                 scope.log(validation_loss=validate(running, text.validation, size.context))
     return model
 

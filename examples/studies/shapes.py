@@ -39,7 +39,7 @@ def deep_share(angles: Sequence[float]) -> float:
 
 def shapes() -> Outcome:
     """DepthBench, arXiv 2609.32534: is depth worth its width? One seed."""
-    recipe = replace(RECIPE, every=30, steps=300)
+    recipe = replace(RECIPE, every=30, steps=150, batch=4)
     losses: dict[str, list[float]] = {}
     use: dict[str, list[float]] = {}
     for name in ARCHITECTURES:
@@ -72,7 +72,7 @@ def shapes() -> Outcome:
             ),
         ],
         [
-            Chart("Validation loss after 300 steps, about a million parameters", "blocks", "nats",
+            Chart("Validation loss after 150 steps, about a million parameters", "blocks", "nats",
                   [Curve(named(n), list(SHAPES), losses[n]) for n in losses], log_x=True),
             Chart("Angle of the last quarter of the blocks over the mean of all", "blocks", "ratio",
                   [Curve(named(n), list(SHAPES), use[n]) for n in use], log_x=True),
