@@ -45,8 +45,8 @@ types: $(READY) ## mypy, strict
 bench: $(READY) ## what recording costs per training step
 	$(RUN) -m benchmarks.overhead
 
-reproduce: $(READY) ## check the papers' claims on three seeds
-	$(RUN) -m examples.reproduce
+reproduce: $(READY) ## check the papers' claims by training; write docs/reproduction.md
+	$(RUN) -m examples.studies
 
 docs: $(READY) ## write docs/metrics.md from the catalogue
 	$(RUN) docs/metrics.py
