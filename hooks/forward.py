@@ -58,7 +58,10 @@ class SiteHook(_Hook):
         output = primary(rest[-1])
         if output is None:
             observer.rows[row].speechless = True
-        if output is None or not observable(output):
+        if output is None:
+            return
+        if not observable(output):
+            observer.unreadable(row, output)
             return
         reference = self._reference(output, args, *rest)
         if reference is not None and self.versions.get(id(reference), -1) not in (

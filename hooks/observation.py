@@ -22,7 +22,7 @@ from dynscope.hooks.measure import Measure, Observed
 from dynscope.hooks.padding import Mask
 from dynscope.hooks.tally import Tally
 from dynscope.hooks.telling import Telling, named
-from dynscope.hooks.tensors import comparable, local, observable, version
+from dynscope.hooks.tensors import comparable, local, observable, unreadable, version
 
 FORWARD, BACKWARD, INPUT = 0, 1, 2
 
@@ -212,6 +212,11 @@ class Observer:
         elif mode != BACKWARD and place.counted:
             return False
         return self.switch.armed
+
+    def unreadable(self, row: int, x: Tensor) -> None:
+        """Say why an output of the training is not recorded."""
+        if reason := unreadable(x):
+            self._telling.missing(0, "site", self.rows[row].path, "activation", reason)
 
     def fail(self, row: int, error: Exception) -> None:
         """The row goes quiet and the run goes on."""

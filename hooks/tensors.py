@@ -21,6 +21,17 @@ def observable(x: Tensor) -> bool:
     )
 
 
+def unreadable(x: Tensor) -> str:
+    """Why a tensor of the training cannot be read, for the file to say; "" where there is no need."""
+    if x.is_quantized:
+        return "its output is quantised"
+    if x.is_sparse:
+        return "its output is sparse"
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        return "captured into a CUDA graph, whose replays call no hook"
+    return ""
+
+
 def local(x: Tensor) -> Tensor:
     """The part of a distributed tensor that this rank holds; of a nested one what is no padding."""
     if x.is_nested:

@@ -129,7 +129,7 @@ def test_gr_01_a_disabled_scaler_is_no_scaler(tmp_path: Path) -> None:
     assert run.steps.tolist() == [1, 2] and not failures(run)
 
 
-def test_gr_03_norms_are_those_applied_with_those_before_clipping_beside_them(
+def test_gr_03_04_norms_are_those_applied_with_those_before_clipping_beside_them(
     tmp_path: Path,
 ) -> None:
     torch.manual_seed(0)
@@ -141,7 +141,7 @@ def test_gr_03_norms_are_those_applied_with_those_before_clipping_beside_them(
         scope.before_clip()
         before = float(nn.utils.clip_grad_norm_(model.parameters(), 1e-3))
         optimizer.step()
-        optimizer.zero_grad()  # GR-04: at the end of a step the gradients are gone
+        optimizer.zero_grad()
     run = dynscope.load(path)
     applied, given = (
         math.sqrt(float((run[f"gradient/{name}"].values[0].astype(float) ** 2).sum()))

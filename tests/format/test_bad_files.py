@@ -65,7 +65,7 @@ CASES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_not_a_run_is_refused_in_one_line(case: str, tmp_path: Path) -> None:
+def test_h5_15_what_is_not_a_run_is_refused_in_one_line(case: str, tmp_path: Path) -> None:
     make, words = CASES[case]
     path = tmp_path / "run.h5"
     make(path)
