@@ -17,6 +17,7 @@ from dynscope.errors import InputError
 from dynscope.feed import Feed
 from dynscope.hooks.anatomy import Anatomy
 from dynscope.hooks.custom import SiteMetric
+from dynscope.hooks.optimizer import Optimizers
 from dynscope.hooks.padding import MaskSpec, Padding
 from dynscope.hooks.places import Places
 from dynscope.hooks.recorder import Plan, Recorder, end_recording_of
@@ -31,7 +32,7 @@ def attach(
     model: nn.Module,
     path: str | os.PathLike[str],
     *,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     every: Spec = 10,
     sites: str | Iterable[str] = "blocks",
     metrics: MetricChoice = "standard",
@@ -50,7 +51,8 @@ def attach(
 ) -> Recorder:
     """Record the training of ``model`` into the run file ``path``.
 
-    ``optimizer``: its steps are counted, its gradients and updates read; without it call
+    ``optimizer``: its steps are counted, its gradients and updates read (of a list of several, a
+    step is over when each has stepped); without it call
     ``scope.step()`` after each step. ``every``: an interval (step 1 and its multiples), ``"log"``
     for log-spaced steps, or a function ``step -> bool``; steps count from 1. ``sites``:
     ``"blocks"`` (embedding, residual stream and sublayers), ``"leaves"`` (every layer), a pattern
@@ -76,7 +78,8 @@ def attach(
     """
     if resume and overwrite:
         raise InputError("resume=True and overwrite=True contradict each other: give one", 2)
-    _check(model, optimizer, scaler)
+    optimizers = _optimizers(optimizer)
+    _check(model, scaler)
     if config is not None and not isinstance(config, Mapping):
         raise InputError(
             f"config={type(config).__name__}: give a dict (of an argparse.Namespace: vars(args))", 2
@@ -133,7 +136,7 @@ def attach(
             "model": type(model).__name__,
         },
         anatomy=anatomy.tree(),
-        optimizer_groups=len(optimizer.param_groups) if optimizer is not None else 0,
+        optimizer_groups=len(optimizers.groups()),
     )
     place = _rank_path(path)
     again = end_recording_of(place)
@@ -151,7 +154,7 @@ def attach(
             wrapped,
             feed,
             plan,
-            optimizer=optimizer,
+            optimizers=optimizers,
             scaler=scaler,
             start_step=feed.last_step if start_step is None else start_step,
             tokens=feed.tokens,
@@ -166,15 +169,23 @@ def attach(
     return recorder
 
 
-def _check(model: object, optimizer: object, scaler: object) -> None:
+def _optimizers(given: Any) -> Optimizers:
+    each = () if given is None else given if isinstance(given, (list, tuple)) else (given,)
+    for one in each:
+        if not hasattr(one, "register_step_pre_hook"):
+            raise InputError(
+                f"optimizer={type(one).__name__}: give a torch.optim.Optimizer, a list of several, or "
+                "none and call scope.step() once per step",
+                2,
+            )
+    if len({id(one) for one in each}) < len(each):
+        raise InputError("optimizer=[...] names one optimizer twice: give each once", 2)
+    return Optimizers(each)
+
+
+def _check(model: object, scaler: object) -> None:
     if not isinstance(model, nn.Module):
         raise InputError(f"{type(model).__name__} is no model: give a torch.nn.Module", 2)
-    if optimizer is not None and not hasattr(optimizer, "register_step_pre_hook"):
-        raise InputError(
-            f"optimizer={type(optimizer).__name__}: give one torch.optim.Optimizer; of several the "
-            "one whose steps are counted, or none and call scope.step() once per step",
-            2,
-        )
     if scaler is not None and not hasattr(scaler, "get_scale"):
         raise InputError(f"scaler={type(scaler).__name__}: give a torch.amp.GradScaler", 2)
 

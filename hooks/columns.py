@@ -11,6 +11,7 @@ from dynscope.feed import Feed
 from dynscope.hooks import parts
 from dynscope.hooks.anatomy import Anatomy
 from dynscope.hooks.observation import Row
+from dynscope.hooks.optimizer import Optimizers
 from dynscope.hooks.places import Places
 from dynscope.site import Parameter
 
@@ -52,11 +53,11 @@ def retyped(rows: Sequence[Row]) -> str:
 
 
 def parameters(
-    anatomy: Anatomy, tensors: Sequence[Tensor | None], optimizer: torch.optim.Optimizer | None
+    anatomy: Anatomy, tensors: Sequence[Tensor | None], optimizers: Optimizers
 ) -> list[Parameter]:
-    """Every parameter with the number of its group in ``optimizer``, then their parts."""
+    """Every parameter with the number of its optimizer group, then their parts."""
     groups: dict[int, int] = {}
-    for i, group in enumerate(optimizer.param_groups if optimizer is not None else ()):
+    for i, group in enumerate(optimizers.groups()):
         groups |= {id(parameter): i for parameter in group["params"]}
     described = [
         replace(

@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 from dynscope.hooks.anatomy import Anatomy
 from dynscope.hooks.custom import OwnMetrics
 from dynscope.hooks.measure import Measure
+from dynscope.hooks.optimizer import held
 from dynscope.hooks.reduce import sparse_stride
 from dynscope.hooks.tally import Tally
 from dynscope.hooks.telling import Telling, named
@@ -103,10 +104,21 @@ class ParameterWatch:
         self._each(read)
 
     @torch.no_grad()
-    def read_gradients(self, tally: Tally, scale: Tensor | float | None = None) -> None:
-        """What the optimizer is about to apply; ``scale`` is a loss scale still in the gradients."""
+    def read_gradients(
+        self,
+        tally: Tally,
+        scale: Tensor | float | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        """What the optimizer is about to apply; ``scale`` is a loss scale still in the gradients.
+
+        Of all parameters, or of those that ``optimizer`` holds.
+        """
+        wanted = None if optimizer is None else held(optimizer)
 
         def read(i: int, parameter: Tensor) -> None:
+            if wanted is not None and id(parameter) not in wanted:
+                return
             gradient = _dense(parameter.grad)
             if gradient is None:
                 return
@@ -153,11 +165,10 @@ class ParameterWatch:
         self._before.clear()
         if self._light:
             return
-        groups = optimizer.param_groups if optimizer is not None else ()
-        held = {id(parameter) for group in groups for parameter in group["params"]}
+        wanted = None if optimizer is None else held(optimizer)
 
         def keep(i: int, parameter: Tensor) -> None:
-            if optimizer is None or id(parameter) in held:
+            if wanted is None or id(parameter) in wanted:
                 sample = self._sample(parameter)
                 self._before[i] = _Sample(parameter, parameter.data_ptr(), sample, sample.clone())
 

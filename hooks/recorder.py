@@ -12,7 +12,6 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from dynscope.feed import Feed
 from dynscope.hooks.anatomy import Anatomy
@@ -24,7 +23,13 @@ from dynscope.hooks.forward import returned
 from dynscope.hooks.fused import Compilation
 from dynscope.hooks.measure import Measure
 from dynscope.hooks.observation import Observer
-from dynscope.hooks.optimizer import evaluates, found_inf, read_optimizer, within_a_step
+from dynscope.hooks.optimizer import (
+    Optimizers,
+    evaluates,
+    found_inf,
+    read_optimizer,
+    within_a_step,
+)
 from dynscope.hooks.padding import Padding
 from dynscope.hooks.parameters import ParameterWatch
 from dynscope.hooks.passes import Passes
@@ -64,7 +69,7 @@ class Recorder:
         feed: Feed,
         plan: Plan,
         *,
-        optimizer: torch.optim.Optimizer | None,
+        optimizers: Optimizers,
         scaler: Any | None,
         start_step: int,
         tokens: int = -1,
@@ -72,7 +77,7 @@ class Recorder:
         self.path = feed.path
         self.steps = start_step  # optimizer steps done
         self.closed = False
-        self._model, self._optimizer, self._scaling = model, optimizer, Scaling(scaler)
+        self._model, self._optimizers, self._scaling = model, optimizers, Scaling(scaler)
         self._feed, self._plan = feed, plan
         self._telling = telling = Telling(feed, lambda: self.steps)
         self._guarded = telling.guarded
@@ -80,22 +85,18 @@ class Recorder:
         measure = Measure(self._compilation, light=plan.light, full=plan.full)
         self._own = OwnMetrics(plan.custom, telling)
         self._tools = Tools(
-            feed, telling, measure, self._own, optimizer,
-            groups=len(optimizer.param_groups) if optimizer is not None else 0,
+            feed, telling, measure, self._own, optimizers, groups=len(optimizers.groups()),
             light=plan.light, full=plan.full,
         )  # fmt: skip
         self._backward = BackwardEnd(self._backward_ended)
         self._passes = Passes(self._scaling)
-        self._delivery = Delivery(feed, telling, patient=optimizer is not None, tokens=tokens)
+        self._delivery = Delivery(feed, telling, patient=bool(optimizers), tokens=tokens)
         self._cost = Cost(plan.budget)
         self._timed = self._cost.timed
         self._skipping = False
         self._weighed = -1
         self._survey = self._new_survey()
-        self._handles: list[RemovableHandle] = []
-        if optimizer is not None:
-            self._handles.append(optimizer.register_step_pre_hook(self._before_step))
-            self._handles.append(optimizer.register_step_post_hook(self._after_step))
+        self._handles = optimizers.hook(self._before_step, self._after_step)
         with self._guarded("the weights"):
             self._survey.describe()
             self._weigh(start_step)
@@ -149,7 +150,7 @@ class Recorder:
         with self._guarded("step"):
             if tokens is not None:
                 self._delivery.count(int(tokens))
-            if self._optimizer is not None:
+            if self._optimizers:
                 self._delivery.release()
                 return
             if step is not None:
@@ -232,7 +233,7 @@ class Recorder:
             left = any(g is not None for g in self._watch.gradients())
             self._passes.ended = left or not reachable
             self._observer.masks = 0
-            if self._optimizer is not None and self._plan.world_size == 1:  # else not reduced yet
+            if self._optimizers and self._plan.world_size == 1:  # else not reduced yet
                 self._watch.backward_ended(self._scaling.scale())
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -250,11 +251,11 @@ class Recorder:
             if not self._observer.switch.armed:
                 return
             tally = self._observer.tally
-            read_optimizer(optimizer, tally)
-            known, now = len(tally.optimizer), len(optimizer.param_groups)
+            read_optimizer(optimizer, tally, self._optimizers.first_group(optimizer))
+            known, now = len(tally.optimizer), len(self._optimizers.groups())
             self._survey.coverage.groups(self.steps + 1, known, now)
             if not evaluates(args, kwargs):
-                self._watch.read_gradients(tally, getattr(optimizer, "grad_scale", None))
+                self._read_gradients(optimizer, getattr(optimizer, "grad_scale", None))
             self._watch.before_step(optimizer)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -264,15 +265,24 @@ class Recorder:
         with self._guarded("optimizer step"):
             if self._skipping:
                 self._scaling.forget()
-                self._skip()
-                return
+                self._skip(drop=self._optimizers.alone())
+                if self._optimizers.alone():
+                    return
             self._passes.stepped = True
-            if self._observer.switch.armed:
+            if self._observer.switch.armed and not self._skipping:
                 with self._timed():
                     if evaluates(args, kwargs):
-                        self._watch.read_gradients(self._observer.tally)
+                        self._read_gradients(optimizer)
                     self._watch.after_step(self._observer.tally)
-            self._finish_step()
+            if self._optimizers.stepped(optimizer):
+                self._finish_step()
+
+    def _read_gradients(
+        self, optimizer: torch.optim.Optimizer, scale: Tensor | float | None = None
+    ) -> None:
+        """Of one optimizer all gradients, also of parameters that no optimizer holds."""
+        only = None if self._optimizers.alone() else optimizer
+        self._watch.read_gradients(self._observer.tally, scale, only)
 
     # Steps
 
@@ -337,7 +347,7 @@ class Recorder:
                     self.tell("budget", stretched)
                 if self._survey.device() != self._observer.tally.device:
                     self._observer.tally = self._survey.new_tally()
-                if self._optimizer is None:
+                if not self._optimizers:
                     self._watch.before_step(None)
             self._observer.switch.armed = armed and not self.closed
 
@@ -352,7 +362,7 @@ class Recorder:
         retrace()
         self._survey.describe()
         self._observer.current.module, self._observer.current.training = entered, True
-        if self._optimizer is None:
+        if not self._optimizers:
             self._watch.before_step(None)
         self._observer.switch.armed = True
         self.tell("replaced", before.changes_to(self._survey))

@@ -18,6 +18,7 @@ from dynscope.hooks.coverage import Coverage
 from dynscope.hooks.custom import OwnMetrics
 from dynscope.hooks.measure import Measure
 from dynscope.hooks.observation import Observer
+from dynscope.hooks.optimizer import Optimizers
 from dynscope.hooks.parameters import ParameterWatch
 from dynscope.hooks.places import Places, hook_root
 from dynscope.hooks.tally import Drained, Tally
@@ -34,8 +35,8 @@ class Tools:
     telling: Telling
     measure: Measure
     own: OwnMetrics
-    optimizer: torch.optim.Optimizer | None
-    groups: int  # of the optimizer, as many as the file has room for
+    optimizers: Optimizers
+    groups: int  # of the optimizers, as many as the file has room for
     light: bool
     full: bool
 
@@ -57,7 +58,7 @@ class Survey:
         self.observer = Observer(
             places.rows, self.new_tally(), t.measure, t.own, t.telling, backward=not light
         )
-        followed = t.optimizer is not None and not light
+        followed = bool(t.optimizers) and not light
         self.coverage = Coverage(anatomy, places, t.telling, light=light, updates=followed)
         self._columns = columns.Columns(anatomy, places, t.feed)
         self._built = _build(model)
@@ -98,7 +99,7 @@ class Survey:
             return
         self._described = True
         self._tools.feed.parameters(
-            columns.parameters(self.anatomy, tensors, self._tools.optimizer), anew=True
+            columns.parameters(self.anatomy, tensors, self._tools.optimizers), anew=True
         )
 
     def weigh(self) -> dict[str, np.ndarray]:

@@ -71,23 +71,16 @@ def residual_products(model: LanguageModel, seen: Tensor) -> list[float]:
     """Largest absolute row sum of the product of all residual mixings up to each sublayer."""
     gains, product = [], None
     for block, x in zip(model.blocks, states(model, seen), strict=False):
-        found: list[Tensor] = []
-
-        def note(module: nn.Module, args: tuple[Tensor, ...], found: list[Tensor] = found) -> None:
-            if isinstance(module, mhc.Connection):
-                found.append(module.weights(args[0])[2])
-            elif isinstance(module, hyper_connections.Connection):
-                found.append(module.weights(args[0])[0][..., 1:].mT)
-
-        handles = [
-            m.register_forward_pre_hook(note)
-            for m in block.modules()
-            if isinstance(m, (mhc.Connection, hyper_connections.Connection))
-        ]
-        block(x)
-        for handle in handles:
-            handle.remove()
-        for mixing in found:
+        assert isinstance(block, (mhc.MHCBlock, hyper_connections.HyperBlock))
+        between = block.attention_connection(x, lambda h: block.attention(block.attention_norm(h)))
+        for connection, state in (
+            (block.attention_connection, x),
+            (block.ffn_connection, between),
+        ):
+            if isinstance(connection, mhc.Connection):
+                mixing = connection.weights(state)[2]
+            else:
+                mixing = connection.weights(state)[0][..., 1:].mT
             product = mixing if product is None else mixing @ product
             gains.append(float(product.abs().sum(-1).amax(-1).mean()))
     return gains

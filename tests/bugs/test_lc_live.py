@@ -301,6 +301,45 @@ def test_several_optimizers_step_a_model_with_one_recorder(tmp_path: Path) -> No
     assert "does not hold it" in reasons(run, "1.weight")
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_gr_12_a_step_of_several_optimizers_is_over_when_each_has_stepped(
+    tmp_path: Path, order: tuple[int, int]
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    layers = (model[0], model[1])
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1 * (i + 1)) for i, m in enumerate(layers)]
+    path, wanted = tmp_path / "run.h5", []
+    with dynscope.attach(model, path, optimizer=optimizers, **OPTIONS) as scope:
+        for _ in range(3):
+            squares(model(torch.randn(3, 4))).backward()
+            wanted.append([float(m.weight.grad.norm()) for m in layers])  # type: ignore
+            for i in order:
+                optimizers[i].step()
+                optimizers[i].zero_grad()
+    assert scope.steps == 3
+    run = dynscope.load(path)
+    assert run.steps.tolist() == [1, 2, 3] and (run["activation/n_calls"] == 1).all()
+    for i in range(2):
+        for row in range(3):
+            assert parameter(run, "gradient/norm", f"{i}.weight", row) == pytest.approx(
+                wanted[row][i]
+            )
+            update = parameter(run, "update/norm", f"{i}.weight", row)
+            assert update == pytest.approx(0.1 * (i + 1) * wanted[row][i], rel=1e-4)
+    assert run["optimizer/lr"].values[0].tolist() == pytest.approx([0.1, 0.2])
+    assert [p.group for p in run.parameters] == [0, 0, 1, 1, -1, -1]
+
+
+def test_gr_12_an_optimizer_that_never_steps_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    used, unused = (torch.optim.SGD(m.parameters(), lr=0.1) for m in model)
+    with dynscope.attach(model, tmp_path / "run.h5", optimizer=[used, unused], **OPTIONS) as scope:
+        for _ in range(40):
+            step(model, used, torch.randn(3, 4))
+    assert scope.steps == 9  # the first of 32, then one each
+
+
 class OddSettings(torch.optim.SGD):
     def __init__(self, parameters: Iterator[nn.Parameter]) -> None:
         super().__init__(parameters, lr=torch.tensor(0.25))

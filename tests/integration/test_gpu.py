@@ -65,9 +65,13 @@ def test_ni_14_a_recorded_step_is_copied_to_the_host_once(tmp_path: Path) -> Non
         return sum(event.count for event in found.key_averages() if "DtoH" in event.key)
 
     plain = copies(None)
-    never = {"weights_every": lambda step: False}
     with dynscope.attach(
-        model, tmp_path / "run.h5", optimizer=optimizer, every=1, sites="leaves", **never
+        model,
+        tmp_path / "run.h5",
+        optimizer=optimizer,
+        every=1,
+        sites="leaves",
+        weights_every=lambda step: False,
     ) as scope:
         assert copies(scope) - plain <= 10
 
