@@ -60,10 +60,11 @@ def writer() -> int:
 
 def main(
     rows: int = 1_000_000,
+    metrics: Annotated[str, typer.Option(help="light, standard or full")] = "light",
     folder: Annotated[Path | None, typer.Option(help="where; a temporary folder else")] = None,
 ) -> None:
     """Send a million rows through the writer and watch time, memory and size."""
-    header = Header(metrics=bundle("standard"), optimizer_groups=1)
+    header = Header(metrics=bundle(metrics), optimizer_groups=1)
     random = np.random.default_rng(0)
     values = [row(random, header) for _ in range(64)]
     with TemporaryDirectory(dir=folder) as place:

@@ -72,7 +72,8 @@ def residual_products(model: LanguageModel, seen: Tensor) -> list[float]:
     gains, product = [], None
     for block, x in zip(model.blocks, states(model, seen), strict=False):
         assert isinstance(block, (mhc.MHCBlock, hyper_connections.HyperBlock))
-        between = block.attention_connection(x, lambda h: block.attention(block.attention_norm(h)))
+        sublayer = nn.Sequential(block.attention_norm, block.attention)
+        between = block.attention_connection(x, sublayer)
         for connection, state in (
             (block.attention_connection, x),
             (block.ffn_connection, between),
