@@ -105,8 +105,8 @@ def train(path: Path, steps: int = 200, lora: bool = False) -> float:
     optimizer = torch.optim.AdamW(trained, lr=5e-3 if lora else 5e-4)
     settings: dict[str, Any] = {"lora": lora}
     with dynscope.attach(
-        model, path, optimizer=optimizer, every=5, name="nucleotide BERT", config=settings,
-        overwrite=True,
+        model, path, optimizer=optimizer, mask="attention_mask", every=5, name="nucleotide BERT",
+        config=settings, overwrite=True,
     ) as scope:  # fmt: skip
         for _ in track(range(steps), "Training"):
             tokens, mask, labels = batch(32, random)

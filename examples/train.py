@@ -5,7 +5,7 @@ python -m examples.train --arch mix_ln --depth 12 --width 128 --data book.txt
 
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -83,10 +83,11 @@ def train(
     recipe: Recipe,
     size: Size,
     steps: Iterable[int] | None = None,
+    sites: str | Sequence[str] = "blocks",
 ) -> LanguageModel:
     """Train and record into ``path``, which is overwritten; the same arguments give the same run.
 
-    ``steps`` stands in for ``range(recipe.steps)``, for a progress bar around it.
+    ``sites``: as of `dynscope.attach`. ``steps`` stands in for ``range(recipe.steps)``, for a progress bar around it.
     """
     # Matrices this small gain little from a second thread, and wait long for it on a busy machine.
     torch.set_num_threads(1)
@@ -106,6 +107,7 @@ def train(
         name=architecture,
         config=config,
         overwrite=True,
+        sites=sites,
         summary=False,
         streams=STREAMS.get(architecture),
     ) as scope:

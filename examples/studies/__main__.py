@@ -40,6 +40,7 @@ STUDIES = {
     "model_update": Entry(training.model_update, SEEDS),
     "learning_rate": Entry(training.learning_rate, SEEDS),
     "weight_law": Entry(training.weight_law, SEEDS),
+    "coordinates": Entry(training.coordinates, ONE),
     "norm_removal": Entry(training.norm_removal, SEEDS),
     "shapes": Entry(shapes.shapes, ONE),
     "thousand": Entry(shapes.thousand, ONE),
