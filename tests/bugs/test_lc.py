@@ -1,5 +1,11 @@
 """Lifecycle of a recording, each case by its id."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -45,3 +51,42 @@ def test_lc_04_200_epochs_of_two_forked_workers_do_not_hang(tmp_path: Path) -> N
     """
     assert script(code, str(path)).returncode == 0
     assert load(path).steps.tolist() == list(range(1, 2001))
+
+
+TRAINING = """
+import sys, torch, dynscope
+from torch import nn
+model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+scope = dynscope.attach(model, sys.argv[1], optimizer=optimizer, every=1, summary=False)
+while True:
+    model(torch.randn(8, 64)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(scope.steps, flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("again", [None, 0.0, 0.1], ids=["once", "twice at once", "twice"])
+def test_lc_02_ctrl_c_ends_the_training_and_loses_no_row(
+    tmp_path: Path, again: float | None
+) -> None:
+    """Also an impatient second one, while the first is still closing the file."""
+    path = tmp_path / "run.h5"
+    process = subprocess.Popen(
+        [sys.executable, "-c", TRAINING, str(path)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, text=True,
+    )  # fmt: skip
+    assert process.stdout
+    steps = [int(process.stdout.readline()) for _ in range(50)]
+    os.killpg(process.pid, signal.SIGINT)
+    if again is not None:
+        time.sleep(again)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGINT)
+    rest, told = process.communicate(timeout=60)
+    last = [*steps, *map(int, rest.split())][-1]
+    assert process.returncode != 0 and "KeyboardInterrupt" in told
+    wait_for(lambda: load(path).metadata.closed)
+    assert load(path).steps.tolist()[:last] == list(range(1, last + 1))

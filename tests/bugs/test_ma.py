@@ -100,3 +100,26 @@ def test_ma_03_models_with_tokens_first(tmp_path: Path) -> None:
 
     run = train(Recurrent(), tmp_path / "run.h5", [torch.randn(7, 2, 8)])
     assert place(run)[:3] == (3, 5, 1)
+
+
+@pytest.mark.parametrize(("largest", "median", "flagged"), [(500.0, 0.3, 1), (150.0, 1.0, 0)])
+def test_ma_02_a_massive_activation_is_above_100_and_a_thousand_medians(
+    tmp_path: Path, largest: float, median: float, flagged: int
+) -> None:
+    class Given(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+            self.hidden = nn.Identity()
+
+        def forward(self, x: Tensor) -> Any:
+            return self.hidden(x * self.scale)
+
+    x = torch.full((2, 64, 8), median)
+    x[0, 3, 5] = largest
+    run = train(Given(), tmp_path / "run.h5", [x])
+    row = [s.path for s in run.sites].index("hidden")
+    assert run["activation/massive_count"].values[0, row] == flagged
+    assert run["activation/massive_ratio"].values[0, row] == pytest.approx(
+        largest / median, rel=0.01
+    )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import dynscope
+from dynscope import reports
 from examples import (
     attn_res,
     bhyt,
@@ -78,6 +79,7 @@ def test_training_is_recorded_whole_and_never_sees_the_future(
     assert all(math.isfinite(x) for x in run.scalars("loss").values)
     gradients = run["gradient/norm"]
     assert bool(gradients.notnull().all()), gradients["name"].values[gradients.isnull().any("step")]
+    assert len(reports.report(run).html) > 100_000
     seen = tokens()
     changed = seen.clone()
     changed[:, 9:] = (changed[:, 9:] + 1) % SIZE.vocabulary
