@@ -264,12 +264,12 @@ class Recorder:
         self._passes.stepping = False
         with self._guarded("optimizer step"):
             if self._skipping:
-                self._scaling.forget()
-                self._skip(drop=self._optimizers.alone())
-                if self._optimizers.alone():
-                    return
+                if self._optimizers.alone():  # of several, the scale's going down tells
+                    self._scaling.forget()
+                    self._skip()
+                return
             self._passes.stepped = True
-            if self._observer.switch.armed and not self._skipping:
+            if self._observer.switch.armed:
                 with self._timed():
                     if evaluates(args, kwargs):
                         self._read_gradients(optimizer)

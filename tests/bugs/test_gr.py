@@ -452,3 +452,26 @@ def test_gr_19_hooks_of_the_users_that_change_gradients_are_respected(
     assert wanted <= 4e-3 * (1 + 1e-6)
     run = dynscope.load(path)
     assert math.isclose(parameter(run, "gradient/norm", "weight"), wanted, rel_tol=1e-5)
+
+
+def test_gr_01_several_optimizers_of_which_one_is_fused_skip_together(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizers = [
+        torch.optim.SGD(model[0].parameters(), 0.1),
+        torch.optim.AdamW(model[1].parameters(), fused=True),
+    ]
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    path = tmp_path / "run.h5"
+    with dynscope.attach(model, path, optimizer=optimizers, **OPTIONS) as scope:
+        for i in range(4):
+            x = torch.full((2, 4), math.inf if i == 2 else 1.0)
+            scaler.scale(model(x).square().mean()).backward()
+            for optimizer in optimizers:
+                scaler.step(optimizer)
+            scaler.update()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+    run = dynscope.load(path)
+    assert scope.steps == 3 and run.steps.tolist() == [1, 2, 3]
+    assert (run["activation/n_calls"] == 1).all() and (run["gradient/nonfinite_count"] == 0).all()
+    assert [event.kind for event in run.events].count("skipped") == 1
