@@ -115,6 +115,9 @@ class Torchmortem(Peer):
     def end(self, loss: Tensor) -> None:
         self.autopsy.step(loss=float(loss.detach()))
 
+    def close(self) -> None:
+        self.autopsy.detach()  # else it writes a crash report at exit
+
 
 class Wandb(Peer):
     """wandb.watch, offline: histograms of weights and gradients."""
