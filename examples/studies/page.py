@@ -29,7 +29,10 @@ def write(results: Sequence[Kept], docs: Path) -> None:
         if kept["charts"]:
             draw(kept["charts"], folder / f"{kept['study']}.svg")
     verdicts = Counter(finding["verdict"] for kept in results for finding in kept["findings"])
-    count = ", ".join(f"{verdicts[v]} {v}" for v in (HOLDS, DIRECTION, FAILS))
+    count = (
+        f"{verdicts[HOLDS]} hold, {verdicts[DIRECTION]} hold in direction, {verdicts[FAILS]} do not "
+        "hold at this size"
+    )
     lines = [HEAD, f"Of {sum(verdicts.values())} claims: {count}.\n"]
     lines += ["| paper | claim | measured | verdict | study |", "| --- | --- | --- | --- | --- |"]
     lines += [row for kept in results for row in rows(kept)]
@@ -61,10 +64,9 @@ def rows(kept: Kept) -> list[str]:
     name = kept["study"]
     link = f"[{name}](#{name})" if kept["charts"] else name
     return [
-        f"| {f['paper']} | {f['claim']} | {f['measured']} | {f['verdict']} | {link} |".replace(
-            "\n", " "
-        )
+        "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
         for f in kept["findings"]
+        for cells in [(f["paper"], f["claim"], f["measured"], f["verdict"], link)]
     ]
 
 
