@@ -152,7 +152,10 @@ def training_chart(
     if not lines:
         return ()
     log = log and extent((one.values for one in lines), positive=True) is not None
-    y = value_axis(words.literal(label), log, [one.values for one in lines] if log else ())
+    values = [one.values for one in lines]
+    span = extent(values)
+    constant = span is not None and span[0] == span[1]  # Plotly would show it between -1 and 1
+    y = value_axis(words.literal(label), log, values if log or constant else ())
     x = step_axis(np.concatenate([one.steps for one in lines]))
     spec = {"data": traces, "layout": layout(x, y, height=280)}
     return (Chart(identity, "Over the training", spec, time="x", log_button=True),)

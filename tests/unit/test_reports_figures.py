@@ -141,3 +141,10 @@ def test_axes_hold_what_is_drawn() -> None:
     low, high = value_axis("x", False, [np.array([1, np.nan, 5.0])])["range"]
     assert low < 1 and high > 5
     assert "range" not in value_axis("x", True, [np.array([np.nan])])
+
+
+def test_a_constant_line_is_drawn_around_its_value() -> None:
+    line = Line("lr", np.arange(1, 5), np.full(4, 0.002))
+    (chart,) = lines_chart([line], "lr", "learning rate", False)
+    low, high = chart.spec["layout"]["yaxis"]["range"]
+    assert 0.001 < low < 0.002 < high < 0.003
