@@ -1,0 +1,96 @@
+"""What a Weibull shape says of a matrix, in words, and the limits within which it may be read.
+
+Classes and band: Weibull weight magnitudes, arXiv 2605.18898. How to read it: docs/weibull.md.
+"""
+
+from dataclasses import dataclass
+from math import isfinite
+
+from dynscope.weibull import HALF_NORMAL_K
+
+FFN_ROLES = frozenset({"ffn", "gate", "up", "gate_up", "down", "in", "out", "experts"})
+"""Roles for which the band was published; the paper's attention outputs lie on both sides of it."""
+
+BAND = (1.186, 1.204)
+"""Where the k of trained FFN matrices lies (middle 80 %)."""
+
+UNIFORM_K = 1.375119
+"""Population value of uniform weights, PyTorch's default initialization of Linear and Conv."""
+
+MILD, STRONG = 1.18, 0.95
+"""Below these a query or key matrix shows mild and strong selection."""
+
+ENOUGH = 1_000_000
+"""Weights below which a k is too uncertain for a band 0.018 wide."""
+
+EDGE = 0.003
+"""As near to an edge of the band as two protocols disagree by: neither in nor out."""
+
+_SELECTION = frozenset({"q", "k"})
+_R2 = 0.95
+_LIKE = 0.0015  # as near to the k of untrained weights as to be taken for it
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``word`` is short and may stand in a table; ``note`` says in a sentence what limits it."""
+
+    word: str
+    note: str = ""
+
+
+def weight_class(role: str) -> str:
+    """ "transmission" (FFN matrices and the attention's output), "selection" (q, k) or ""."""
+    if role in _SELECTION:
+        return "selection"
+    return "transmission" if role in FFN_ROLES or role == "o" else ""
+
+
+def verdict(
+    role: str, k: float, k_stderr: float, n: int, r2: float, quantized: str = ""
+) -> Verdict:
+    """What a fit, or a fit pooled over layers, says of weights of this role.
+
+    ``n`` counts the weights behind the fit, ``quantized`` is how they are stored ("Q4_K") or "".
+    Only FFN matrices are read against the band, and only with `ENOUGH` weights.
+    """
+    note = f"stored in {quantized}: the k of what is stored, not of what was trained" * bool(
+        quantized
+    )
+    if not isfinite(k):
+        return Verdict("no fit", note)
+    if not r2 >= _R2:
+        return Verdict("not Weibull", _and(f"R² below {_R2}: the shape means little", note))
+    if n < ENOUGH:
+        few = "fewer than a million weights: read the value pooled over layers"
+        return Verdict("too few weights", _and(few, note))
+    error = 1.96 * k_stderr if isfinite(k_stderr) else 0.0
+    for anchor, word in ((HALF_NORMAL_K, "Gaussian"), (UNIFORM_K, "uniform")):
+        if abs(k - anchor) <= max(_LIKE, error):
+            return Verdict(word, _and("cannot be told from untrained weights by its shape", note))
+    if role in _SELECTION:
+        return Verdict(_selection(k), note)
+    if role in FFN_ROLES:
+        return Verdict(_place(k, max(EDGE, error)), note)
+    return Verdict("no band", _and("the band was published for FFN matrices only", note))
+
+
+def _selection(k: float) -> str:
+    if k >= BAND[0]:
+        return "no selection"
+    if k >= MILD:
+        return "below the band"
+    return f"below the band: {'mild' if k >= STRONG else 'strong'} selection"
+
+
+def _place(k: float, near: float) -> str:
+    for edge, name in zip(BAND, ("lower", "upper"), strict=True):
+        if abs(k - edge) <= near:
+            return f"at the band's {name} edge"
+    if BAND[0] < k < BAND[1]:
+        return "in the band"
+    return "below the band" if k < BAND[0] else "above the band"
+
+
+def _and(first: str, second: str) -> str:
+    return f"{first}; {second}" if second else first
