@@ -68,10 +68,14 @@ def main(
             minutes = f"{done[name]['minutes']} min" if name in done else "not done"
             print(f"{name:20}{minutes:>10}  {(entry.study.__doc__ or '').splitlines()[0]}")
         return
-    for name in names or [name for name in STUDIES if again or name not in done]:
+    wanted = names or [name for name in STUDIES if again or name not in done]
+    for name in wanted:
         print(f"== {name}", flush=True)
         keep(name, STUDIES[name].study, STUDIES[name].seeds)
     write(results(), docs)
+    if not wanted:
+        print("The results of every study are here: --again does them anew, a name one of them.")
+    print(f"Wrote {docs / 'reproduction.md'}")
 
 
 if __name__ == "__main__":
