@@ -1,7 +1,7 @@
 """How a particular model maps to sites: its depth axis, the role of each module, its residual stream.
 
 `Anatomy.of` decides everything from the modules' structure, classes and names; nothing runs.
-The tables it reads are in `dynscope.hooks.families`.
+The rules it reads are in `dynscope.structure`, where a checkpoint's names are read by the same ones.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from dynscope.hooks.depth_axis import find_stacks, given_stacks, matching
-from dynscope.hooks.layouts import Layout, layout_of
-from dynscope.hooks.modules import Node, join, module_tree
+from dynscope.hooks.modules import module_tree
 from dynscope.hooks.residual import Residual, trace_block
-from dynscope.hooks.roles import SUBLAYERS, assign_roles, parameter_role
 from dynscope.outline import outline
 from dynscope.site import Parameter, Site
+from dynscope.structure.depth_axis import find_stacks, given_stacks, matching
+from dynscope.structure.layouts import Layout, layout_of
+from dynscope.structure.node import Node, join
+from dynscope.structure.roles import SUBLAYERS, assign_roles, parameter_role
 
 # The roles that are layers of a model without blocks.
 _LAYERS = ("conv", *SUBLAYERS)
@@ -192,6 +193,6 @@ class _Parameters:
                 trainable=tensor.requires_grad,
             )
             self.tensors[path] = tensor
-            layout = None if lazy else layout_of(node, name, tensor, role)
+            layout = None if lazy else layout_of(node, name, tuple(tensor.shape), role)
             if layout is not None:
                 self.layouts[path] = layout

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from dynscope.feed import Feed
-from dynscope.hooks import parts
 from dynscope.hooks.anatomy import Anatomy
 from dynscope.hooks.observation import Row
 from dynscope.hooks.optimizer import Optimizers
 from dynscope.hooks.places import Places
 from dynscope.site import Parameter
+from dynscope.structure.layouts import parts_of
 
 
 class Columns:
@@ -68,7 +68,7 @@ def parameters(
         )
         for parameter, tensor in zip(anatomy.parameters, tensors, strict=True)
     ]
-    return [*described, *parts.parts_of(described, anatomy.layouts)]
+    return [*described, *parts_of(described, anatomy.layouts)]
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -1,73 +1,10 @@
 """A model's modules as a tree of `Node`, by the names they have without their wrappers."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-
 from torch import nn
+from torch.nn.parameter import is_lazy
 
-from dynscope.hooks.families import ADAPTED, WRAPPERS
-
-
-@dataclass(eq=False)
-class Node:
-    """A module under its first unwrapped path; wrappers and what they wrap are one node.
-
-    ``role``, ``stack`` and ``depth`` are those of its `dynscope.site.Site`, ``weight_role`` is that
-    of its parameters and ``zone`` where in the model its children are (see `families.Rule`).
-    """
-
-    path: str
-    module: nn.Module
-    kinds: tuple[str, ...]
-    parent: "Node | None" = None
-    children: "list[Node]" = field(default_factory=list)
-    aliases: list[str] = field(default_factory=list)
-    parameters: list[tuple[str, nn.Parameter]] = field(default_factory=list)
-    role: str = "other"
-    weight_role: str = ""
-    zone: str = "outside"
-    stack: int = 0
-    depth: int = -1
-
-    @property
-    def name(self) -> str:
-        return self.path.rpartition(".")[2]
-
-    @property
-    def type(self) -> str:
-        return self.kinds[0]
-
-    def walk(self) -> "Iterator[Node]":
-        """This node and all below it, in definition order."""
-        yield self
-        for child in self.children:
-            yield from child.walk()
-
-    def ancestors(self) -> "Iterator[Node]":
-        above = self.parent
-        while above is not None:
-            yield above
-            above = above.parent
-
-    @property
-    def weighted(self) -> bool:
-        return any(node.parameters for node in self.walk())
-
-    @property
-    def atomic(self) -> bool:
-        """A layer: without children, or one whose children are no layers of their own."""
-        return not self.children or bool(ADAPTED.keys() & set(self.kinds))
-
-    @property
-    def container(self) -> bool:
-        """A list or dictionary of modules, which is never called itself."""
-        return bool(
-            {"ModuleList", "ModuleDict", "ParameterList", "ParameterDict"} & set(self.kinds)
-        )
-
-
-def join(prefix: str, name: str) -> str:
-    return f"{prefix}.{name}" if prefix and name else prefix or name
+from dynscope.structure.node import Node, join
+from dynscope.structure.rules import ADAPTED, WRAPPERS
 
 
 def module_tree(model: nn.Module) -> Node:
@@ -100,6 +37,7 @@ def _grow(module: nn.Module, path: str, parent: Node | None, seen: dict[int, Nod
                 _alias(known, child_path)
             else:
                 node.children.append(_grow(child, child_path, node, seen))
+    node.numel = sum(0 if is_lazy(p) else p.numel() for _, p in node.parameters)
     return node
 
 

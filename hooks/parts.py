@@ -1,38 +1,13 @@
 """Fused weights beside their parts, so that q, k and v, gate and up, or each expert is fitted too."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from dynscope.hooks.layouts import Layout
 from dynscope.hooks.weights import is_readable
 from dynscope.site import Parameter
-
-
-def parts_of(
-    parameters: Sequence[Parameter], layouts: Mapping[str, Layout]
-) -> tuple[Parameter, ...]:
-    """The parts of every matrix of known layout, in the order of `with_parts`.
-
-    A part is called ``name[label]``, by its role and, of experts in one tensor, its expert's
-    number. Biases are not divided.
-    """
-    return tuple(
-        replace(
-            whole,
-            name=f"{whole.name}[{label}]",
-            role=role,
-            shape=tuple(part.shape),
-            numel=part.numel(),
-            part_of=whole.name,
-        )
-        for whole in parameters
-        if whole.name in layouts
-        for label, role, part in layouts[whole.name].matrices(_shaped(whole))
-        if part.ndim >= 2
-    )
+from dynscope.structure.layouts import Layout
 
 
 def with_parts(
@@ -40,7 +15,7 @@ def with_parts(
     tensors: Sequence[Tensor | None],
     layouts: Mapping[str, Layout],
 ) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter by name, then every part, cut out only when it is asked for.
+    """Every parameter by name, then every part (as `parts_of`), cut out only when it is asked for.
 
     A tensor that is gone, or of another shape than it was described with, gives empty ones. One
     that cannot be read (sharded, quantised) is never cut: it stands for each of its parts.
@@ -52,14 +27,10 @@ def with_parts(
             continue
         if tuple(tensor.shape) != whole.shape:
             tensor = torch.empty(whole.shape, device="meta")
-        described = layouts[whole.name].matrices(_shaped(whole))
-        labels = [label for label, _, part in described if part.ndim >= 2]
+        described = layouts[whole.name].described(whole.shape)
+        labels = [label for label, _, shape in described if len(shape) >= 2]
         if not is_readable(tensor):
             yield from ((f"{whole.name}[{label}]", tensor) for label in labels)
         elif labels:
             for label, _, part in layouts[whole.name].matrices(tensor.detach()):
                 yield f"{whole.name}[{label}]", part
-
-
-def _shaped(parameter: Parameter) -> Tensor:
-    return torch.empty(parameter.shape, device="meta")

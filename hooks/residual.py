@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from dynscope.hooks.families import FAMILIES, Family
-from dynscope.hooks.modules import Node
-from dynscope.hooks.roles import SUBLAYERS, is_linear
+from dynscope.structure.node import Node
+from dynscope.structure.roles import SUBLAYERS, is_linear
 
 
 @dataclass

@@ -30,9 +30,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def rooms_files() -> Iterator[str]:
     """Every shipped file of the rooms by its place in the package."""
     for room, place in ROOMS.items():
-        for file in (ROOT / room).iterdir():
+        for file in (ROOT / room).rglob("*"):  # which follows no links to other rooms
             if file.is_file() and file.suffix not in NOT_SHIPPED:
-                yield place + file.name
+                yield place + file.relative_to(ROOT / room).as_posix()
 
 
 def test_the_wheel_holds_exactly_the_files_of_the_rooms(built: Path) -> None:

@@ -2,9 +2,10 @@
 
 import pytest
 
-from dynscope.hooks.families import FAMILIES, RULES, rule_for
-from dynscope.hooks.roles import SUBLAYERS
+from dynscope.hooks.families import FAMILIES
 from dynscope.site import ROLES
+from dynscope.structure.roles import SUBLAYERS
+from dynscope.structure.rules import RULES, rule_for
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dynscope.hooks.anatomy import Anatomy
-from dynscope.hooks.layouts import Layout
+from dynscope.structure.layouts import Layout
 from tests.unit.model_families import build
 
 

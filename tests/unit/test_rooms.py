@@ -20,7 +20,9 @@ HOOKS = ("register_forward_hook", "register_forward_pre_hook", "register_hook")
 
 
 def files(room: str) -> list[Path]:
-    return sorted((ROOT / room).glob("*.py"))
+    """A room's modules and those of its sub-packages; the links to other rooms are not followed."""
+    inner = (f for f in (ROOT / room).iterdir() if f.is_dir() and not f.is_symlink())
+    return sorted(file for place in (ROOT / room, *inner) for file in place.glob("*.py"))
 
 
 def imports(nodes: Iterator[ast.AST]) -> Iterator[str]:

@@ -2,9 +2,9 @@
 
 import re
 
-from dynscope.hooks.depth_axis import Stack
-from dynscope.hooks.families import LINEAR, rule_for
-from dynscope.hooks.modules import Node
+from dynscope.structure.depth_axis import Stack
+from dynscope.structure.node import Node
+from dynscope.structure.rules import LINEAR, rule_for
 
 SUBLAYERS = ("attention", "cross_attention", "ffn", "mixer")
 

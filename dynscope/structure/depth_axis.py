@@ -5,10 +5,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from torch.nn.parameter import is_lazy
-
 from dynscope.errors import InputError
-from dynscope.hooks.modules import Node
+from dynscope.structure.node import Node
 
 Stack = list[Node]
 
@@ -22,7 +20,7 @@ def find_stacks(root: Node) -> list[Stack]:
     Lists whose paths differ in numbers only (ResNet's ``layer1`` to ``layer4``) are one stack.
     """
     stacks = _stacks_below(root) or _stacks_below(root, single=True)
-    sizes = [sum(_size(block) for block in stack) for stack in stacks]
+    sizes = [sum(node.numel for block in stack for node in block.walk()) for stack in stacks]
     return [s for s, size in zip(stacks, sizes, strict=True) if size >= _SHARE * max(sizes)]
 
 
@@ -74,11 +72,6 @@ def _numberless(path: str) -> str:
 
 def _is_list(node: Node) -> bool:
     return bool({"ModuleList", "Sequential"} & set(node.kinds))
-
-
-def _size(block: Node) -> int:
-    parameters = (p for node in block.walk() for _, p in node.parameters)
-    return sum(0 if is_lazy(p) else p.numel() for p in parameters)
 
 
 def given_stacks(root: Node, blocks: str | Sequence[str]) -> list[Stack]:
