@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dynscope.hooks.observation import BACKWARD, FORWARD, INPUT, Observer
-from dynscope.hooks.padding import Mask
+from dynscope.hooks.padding import Verdict
 from dynscope.hooks.tensors import floating, observable, primary, version
 
 
@@ -73,13 +73,13 @@ class SiteHook(_Hook):
             row, FORWARD, part(output.detach()),
             part(reference.detach()) if reference is not None else None,
             seen=output if observer.rows[row].stream is None else None,
-            mask=observer.mask,
+            mask=(mask := observer.verdict(FORWARD)),
         )  # fmt: skip
         # Reentrant checkpointing sends gradients through the recomputed output only.
         if self.backward and output.requires_grad:
             observer.rows[row].expects_gradient = True
-            recomputed = torch._C._current_graph_task_id() != -1
-            mask = observer.mask_of_backward() if recomputed else observer.mask
+            if torch._C._current_graph_task_id() != -1:
+                mask = observer.verdict(BACKWARD)  # recomputed
             output.register_hook(GradientHook(observer, row, mask))
 
     def _trace(self, args: Any, *rest: Any) -> None:
@@ -88,11 +88,13 @@ class SiteHook(_Hook):
             return
         reference = self._reference(output, args, *rest)
         observe, where, part = torch.ops.dynscope.observe, self.where, self._part
+        padding = self._observer.padding
+        mask = None if padding is None else padding.given
         if reference is not None:
             reference = part(reference.detach())
-        observe(part(output.detach()), reference, where, FORWARD)
+        observe(part(output.detach()), reference, mask, where, FORWARD)
         if self.backward and output.requires_grad:
-            output.register_hook(lambda g: observe(part(g.detach()), None, where, BACKWARD))
+            output.register_hook(lambda g: observe(part(g.detach()), None, mask, where, BACKWARD))
 
     def _reference(self, output: Tensor, args: Any, *rest: Any) -> Tensor | None:
         """What the output is compared with: the first input of its shape (masks may come first)."""
@@ -104,7 +106,7 @@ class SiteHook(_Hook):
 class GradientHook:
     """Tensor hook on a site's output."""
 
-    def __init__(self, observer: Observer, row: int, mask: Mask | None) -> None:
+    def __init__(self, observer: Observer, row: int, mask: Verdict) -> None:
         self._observer, self._row, self._mask = observer, row, mask
 
     def __call__(self, gradient: Tensor) -> None:
@@ -128,13 +130,15 @@ class InputHook(_Hook):
         if torch.compiler.is_compiling():
             x = primary((args, kwargs))
             if x is not None and torch.is_grad_enabled() and not torch.compiler.is_exporting():
-                torch.ops.dynscope.observe(x.detach(), None, self.where, INPUT)
+                padding = self._observer.padding
+                mask = None if padding is None else padding.given
+                torch.ops.dynscope.observe(x.detach(), None, mask, self.where, INPUT)
         elif self._observer.training_pass():
             try:
                 x = primary((args, kwargs))
                 if x is not None:
-                    mask = self._observer.mask
-                    self._observer.observe(self._row, INPUT, x.detach(), mask=mask)
+                    verdict = self._observer.verdict(INPUT)
+                    self._observer.observe(self._row, INPUT, x.detach(), mask=verdict)
             except Exception as error:
                 self._observer.fail(self._row, error)
 
@@ -165,22 +169,37 @@ class RootHook(_Hook):
         observer: Observer,
         on_enter: Callable[[bool, nn.Module, Any, Any], None],
         *,
+        module: nn.Module,
         entering: bool,
         is_model: bool,
     ) -> None:
-        self._current, self._on_enter = observer.current, on_enter
+        self._observer, self._current, self._on_enter = observer, observer.current, on_enter
         self._entering, self._is_model = entering, is_model
+        padding = observer.padding
+        self._mask_at = -1 if padding is None else padding.position(module)
 
     def __call__(self, module: nn.Module, *called: Any) -> None:
-        if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack():
+        if torch.compiler.is_compiling():
+            self._trace(*called[:2])
+            return
+        if torch._C._functorch.peek_interpreter_stack():
             return  # a transform (vmap, jvp, grad) is no pass of the training
         current = self._current
         if not self._entering:
             if current.module is module:
                 current.module = current.training = None
+                if self._observer.padding is not None:
+                    self._observer.padding.leave()
         elif (current.module is None or self._is_model) and (
             torch._C._current_graph_task_id() == -1
         ):
             training = torch.is_grad_enabled()
             self._on_enter(training, module, *called[:2])
             current.module, current.training = module, training
+
+    def _trace(self, args: Any, kwargs: Any) -> None:
+        """The model is compiled as a whole: what it finds as its mask goes along in the graph."""
+        padding = self._observer.padding
+        if padding is None or not self._is_model or not self._observer.switch.armed:
+            return
+        padding.given = padding.found(self._mask_at, args, kwargs) if self._entering else None

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from dynscope.hooks.backward import BackwardEnd
 from dynscope.hooks.custom import OwnMetrics
 from dynscope.hooks.measure import Measure, Observed
-from dynscope.hooks.padding import Mask
+from dynscope.hooks.padding import UNREADABLE, Mask, Padding, Unmasked, Verdict
 from dynscope.hooks.tally import Tally
 from dynscope.hooks.telling import Telling, named
 from dynscope.hooks.tensors import comparable, local, observable, unreadable, version
@@ -31,16 +31,17 @@ _numbers = itertools.count()
 
 
 @torch.library.custom_op("dynscope::observe", mutates_args=())
-def _observe(x: Tensor, reference: Tensor | None, where: Tensor, mode: int) -> None:
+def _observe(
+    x: Tensor, reference: Tensor | None, mask: Tensor | None, where: Tensor, mode: int
+) -> None:
     number, row = where.tolist()
     observer = _observers.get(number)
     if observer is not None:
-        mask = observer.mask if mode != BACKWARD else observer.mask_of_backward()
-        observer.observe(row, mode, x, reference, mask=mask)
+        observer.observe(row, mode, x, reference, mask=observer.verdict(mode, mask))
 
 
 @_observe.register_fake
-def _(x: Tensor, reference: Tensor | None, where: Tensor, mode: int) -> None:
+def _(x: Tensor, reference: Tensor | None, mask: Tensor | None, where: Tensor, mode: int) -> None:
     return None
 
 
@@ -132,6 +133,7 @@ class Observer:
         telling: Telling,
         *,
         backward: bool = True,
+        padding: Padding | None = None,
     ) -> None:
         self.rows, self.tally, self.measure = rows, tally, measure
         self.switch = Switch()
@@ -142,8 +144,7 @@ class Observer:
         self.retyped: list[int] = []  # rows whose output came in another dtype than before
         self.started = False  # a forward has begun since the last optimizer step
         self.backward_end: BackwardEnd | None = None
-        self.mask: Mask | None = None  # of the running forward
-        self.masks = 0  # that forwards had since the last backward ended
+        self.padding = padding
         self._scratch: Tally | None = None
         self._own, self._telling = own, telling
         self._last: tuple[weakref.ref[Tensor], int, int, str, Observed] | None = None
@@ -172,7 +173,7 @@ class Observer:
         x: Tensor,
         reference: Tensor | None = None,
         seen: Tensor | None = None,
-        mask: Mask | None = None,
+        mask: Verdict = None,
     ) -> None:
         """Reduce ``x`` into ``row``; never raises. ``seen`` is the tensor before detaching.
 
@@ -188,12 +189,10 @@ class Observer:
         try:
             if self._counts(place, mode) and not place.quiet and observable(x):
                 with torch.no_grad(), _one_at_a_time:
-                    if mask is UNKNOWN:
-                        self._telling.missing(0, "site", place.path, "activation_gradient", _WHICH)
-                    elif mask is None:
-                        self._reduce(row, mode, local(x), reference, seen, self.tally, row)
-                    else:
+                    if isinstance(mask, Mask):
                         self._reduce_real(row, mode, local(x), reference, mask)
+                    elif mask is None or self._unmasked(place, mode, mask):
+                        self._reduce(row, mode, local(x), reference, seen)
         except Exception as error:
             self.fail(row, error)
         finally:
@@ -216,7 +215,7 @@ class Observer:
     def unreadable(self, row: int, x: Tensor) -> None:
         """Say why an output of the training is not recorded."""
         if reason := unreadable(x):
-            self._telling.missing(0, "site", self.rows[row].path, "activation", reason)
+            self._telling.missing(None, "site", self.rows[row].path, "activation", reason)
 
     def fail(self, row: int, error: Exception) -> None:
         """The row goes quiet and the run goes on."""
@@ -225,9 +224,23 @@ class Observer:
             place.quiet = True
             self._telling.failed(place.path, named(error))
 
-    def mask_of_backward(self) -> Mask | None:
-        """The mask that the gradients of this backward have, where hooks cannot say it."""
-        return UNKNOWN if self.masks > 1 else self.mask
+    def verdict(self, mode: int, given: Tensor | None = None) -> Verdict:
+        """Which positions count in what is observed now; ``given``: the mask that it has."""
+        if self.padding is None:
+            return None
+        if given is not None:
+            with self._telling.guarded("the mask"):
+                return self.padding.of(given)
+            return UNREADABLE
+        return self.padding.of_backward() if mode == BACKWARD else self.padding.now
+
+    def _unmasked(self, place: Row, mode: int, why: Unmasked) -> bool:
+        """Say why there is no mask; whether all positions count then."""
+        if why.counts:
+            self._telling.missing(None, "pass", "", "mask", why.reason)
+        elif place.kind == "site":
+            self._telling.missing(None, "site", place.path, "activation_gradient", why.reason)
+        return why.counts
 
     def _reduce_real(
         self, row: int, mode: int, x: Tensor, reference: Tensor | None, mask: Mask
@@ -236,17 +249,17 @@ class Observer:
         place = self.rows[row]
         real = mask.select(x, place.layout)
         if real is None:
-            if mask.misses(x):
+            if mask.misses(x) and place.kind == "site":
                 reason = f"the mask {mask.shape} does not fit its output: all positions count"
-                self._telling.missing(0, "site", place.path, "mask", reason)
-            self._reduce(row, mode, x, reference, None, self.tally, row)
+                self._telling.missing(None, "site", place.path, "mask", reason)
+            self._reduce(row, mode, x, reference)
             return
         if reference is not None:
             reference = mask.select(local(reference), place.layout)
         if self._scratch is None or self._scratch.device != self.tally.device:
             self._scratch = self.tally.single()
         self._scratch.clear()
-        self._reduce(row, mode, real, reference, None, self._scratch, 0)
+        self._reduce(row, mode, real, reference, into=(self._scratch, 0, "btc"))
         self.tally.take_in(row, self._scratch, mask.places)
 
     def _reduce(
@@ -255,30 +268,28 @@ class Observer:
         mode: int,
         x: Tensor,
         reference: Tensor | None,
-        seen: Tensor | None,
-        tally: Tally,
-        into: int,
+        seen: Tensor | None = None,
+        into: tuple[Tally, int, str] | None = None,
     ) -> None:
-        """Add what belongs to ``row`` to the row ``into`` of ``tally``."""
+        """Add what belongs to ``row`` to the tally, or to a row of another; with the layout there."""
         place = self.rows[row]
+        tally, at, layout = into or (self.tally, row, place.layout)
         if mode == INPUT:
-            self.measure.input(x).add_to(tally, into)
+            self.measure.input(x).add_to(tally, at)
             return
         if place.kind == "size":
-            self.measure.size(x).add_to(tally, into)
+            self.measure.size(x).add_to(tally, at)
             return
-        observed = self._again(seen, mode, place.layout) if reference is None else None
+        observed = self._again(seen, mode, layout) if reference is None else None
         if observed is None:
             if mode == BACKWARD:
                 observed = self.measure.gradient(x)
             else:
                 on_host = self.tally.on_host is not None
-                observed = self.measure.output(
-                    x, comparable(x, reference), place.layout, on_host=on_host
-                )
+                observed = self.measure.output(x, comparable(x, reference), layout, on_host=on_host)
             if seen is not None:
-                self._last = weakref.ref(seen), version(seen), mode, place.layout, observed
-        observed.add_to(tally, into)
+                self._last = weakref.ref(seen), version(seen), mode, layout, observed
+        observed.add_to(tally, at)
         if mode == FORWARD:
             self.started = True
             if x.dtype not in place.dtypes:
@@ -303,10 +314,9 @@ class Observer:
         for row in self.rows:
             row.counted = False
         self.current.module = self.current.training = None
+        if self.padding is not None:
+            self.padding.forget()
 
-
-UNKNOWN = Mask((0, 0), torch.empty(0))
-_WHICH = "forwards with masks of their own before one backward: whose gradient it is is not known"
 
 # The fused reduction keeps its sums in one place, and threads may train side by side. A metric of
 # the user's own may call a model that another recorder watches, hence the R.

@@ -138,7 +138,7 @@ def hook_root(
         if isinstance(module, torch.jit.ScriptModule):
             continue
         enter, leave = (
-            RootHook(observer, on_enter, entering=entering, is_model=module is model)
+            RootHook(observer, on_enter, module=module, entering=entering, is_model=module is model)
             for entering in (True, False)
         )
         handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))

@@ -86,7 +86,7 @@ class Recorder:
         self._own = OwnMetrics(plan.custom, telling)
         self._tools = Tools(
             feed, telling, measure, self._own, optimizers, groups=len(optimizers.groups()),
-            light=plan.light, full=plan.full,
+            light=plan.light, full=plan.full, padding=plan.padding,
         )  # fmt: skip
         self._backward = BackwardEnd(self._backward_ended)
         self._passes = Passes(self._scaling)
@@ -219,10 +219,8 @@ class Recorder:
                 self._drop_if_cleared()
             self._backward.forget()
         if self._plan.padding is not None and training and self._observer.switch.armed:
-            self._observer.mask = None
-            with self._guarded("mask"):
-                self._observer.mask = self._plan.padding.of(module, args, kwargs)
-                self._observer.masks += 1
+            with self._guarded("the mask"):
+                self._plan.padding.enter(module, args, kwargs)
 
     def _backward_ended(self) -> None:
         """A backward is over, and what it left in the gradients has not been touched yet."""
@@ -232,7 +230,8 @@ class Recorder:
             reachable = any(p is not None and p.requires_grad for p in self._watch.current())
             left = any(g is not None for g in self._watch.gradients())
             self._passes.ended = left or not reachable
-            self._observer.masks = 0
+            if self._plan.padding is not None:
+                self._plan.padding.backward_ended()
             if self._optimizers and self._plan.world_size == 1:  # else not reduced yet
                 self._watch.backward_ended(self._scaling.scale())
 

@@ -19,6 +19,7 @@ from dynscope.hooks.custom import OwnMetrics
 from dynscope.hooks.measure import Measure
 from dynscope.hooks.observation import Observer
 from dynscope.hooks.optimizer import Optimizers
+from dynscope.hooks.padding import Padding
 from dynscope.hooks.parameters import ParameterWatch
 from dynscope.hooks.places import Places, hook_root
 from dynscope.hooks.tally import Drained, Tally
@@ -39,6 +40,7 @@ class Tools:
     groups: int  # of the optimizers, as many as the file has room for
     light: bool
     full: bool
+    padding: Padding | None = None
 
 
 class Survey:
@@ -56,8 +58,9 @@ class Survey:
         t, light = tools, tools.light
         self.watch = ParameterWatch(anatomy, t.measure, t.own, t.telling, light=light, full=t.full)
         self.observer = Observer(
-            places.rows, self.new_tally(), t.measure, t.own, t.telling, backward=not light
-        )
+            places.rows, self.new_tally(), t.measure, t.own, t.telling,
+            backward=not light, padding=t.padding,
+        )  # fmt: skip
         followed = bool(t.optimizers) and not light
         self.coverage = Coverage(anatomy, places, t.telling, light=light, updates=followed)
         self._columns = columns.Columns(anatomy, places, t.feed)

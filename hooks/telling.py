@@ -22,11 +22,12 @@ class Telling:
         log.info("dynscope: %s", message)
         self._feed.event(self._steps(), time.time(), kind, message)
 
-    def missing(self, step: int, kind: str, path: str, metric: str, reason: str) -> None:
-        """Say once why ``metric`` at ``path`` is not in the file."""
+    def missing(self, step: int | None, kind: str, path: str, metric: str, reason: str) -> None:
+        """Say once why ``metric`` at ``path`` is not in the file; ``step`` None: the one in progress."""
         if (path, metric) not in self._told:
             self._told.add((path, metric))
-            self._feed.coverage(step, kind, path, metric, reason)
+            at = self._steps() + 1 if step is None else step
+            self._feed.coverage(at, kind, path, metric, reason)
 
     def failed(self, path: str, reason: str, metric: str = "") -> None:
         """A site or parameter, or a metric there, cannot be read and goes quiet; the run goes on."""

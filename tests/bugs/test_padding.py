@@ -199,11 +199,208 @@ def test_what_has_no_positions_counts_whole_and_what_does_not_fit_is_told(tmp_pa
 
 
 def test_a_mask_that_cannot_be_used_is_told_and_training_goes_on(tmp_path: Path) -> None:
-    run = record(tmp_path / "run.h5", Model("btc"), [batch()], lambda args, kwargs: torch.ones(3))
-    assert "give (batch, tokens)" in " ".join(failures(run))
-    assert site(run, "activation/count", "layer") == BATCH * TOKENS * WIDTH
+    additive = (1.0 - MASK) * -1e4
+    for i, (bad, why) in enumerate(
+        [(torch.ones(3, 7, 2), "give (batch, tokens)"), (additive, "negative"), ("no", "expected")]
+    ):
+        path = tmp_path / f"{i}.h5"
+        run = record(path, Model("btc"), [batch()], lambda args, kwargs, bad=bad: bad)
+        assert why in " ".join(failures(run)) or i == 2
+        assert "cannot be used" in reasons(run, "") and failures(run)
+        assert site(run, "activation/count", "layer") == BATCH * TOKENS * WIDTH
     with pytest.raises(InputError, match="name of an argument"):
         dynscope.attach(nn.Linear(2, 2), tmp_path / "other.h5", mask=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "name, given",
+    [
+        ("extended", MASK[:, None, None, :]),
+        ("trailing", MASK[..., None].bool()),
+        ("ones and zeros as numbers", MASK.float()),
+        ("a list", MASK.tolist()),
+    ],
+)
+def test_masks_come_in_several_shapes_and_types(tmp_path: Path, name: str, given: Any) -> None:
+    torch.manual_seed(0)
+    x = batch()
+    run = record(tmp_path / "run.h5", Model("btc"), [x], lambda args, kwargs: given)
+    assert not failures(run) and not reasons(run, "layer")
+    assert site(run, "activation/variance", "layer") == pytest.approx(
+        float(x[MASK.bool()].double().var(correction=0)), rel=1e-5
+    )
+
+
+def test_pytorchs_own_masks_mark_the_padding(tmp_path: Path) -> None:
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = nn.TransformerEncoderLayer(WIDTH, 1, 8, batch_first=True)
+
+        def forward(self, x: Tensor, src_key_padding_mask: Tensor) -> Tensor:
+            out: Tensor = self.encoder(x, src_key_padding_mask=src_key_padding_mask)
+            return out
+
+    run = record(
+        tmp_path / "run.h5",
+        Encoder(),
+        [batch()],
+        "src_key_padding_mask",
+        [~MASK.bool()],
+    )
+    assert site(run, "activation/count", "encoder.linear2") == int(MASK.sum()) * WIDTH
+
+
+def test_a_mask_may_lie_in_the_batch_that_the_model_is_called_with(tmp_path: Path) -> None:
+    class Batched(Model):
+        def forward(self, x: Any, attention_mask: Tensor | None = None) -> Tensor:
+            return super().forward(x["x"])
+
+    given: Any = {"x": batch(), "attention_mask": MASK}
+    run = record(tmp_path / "run.h5", Batched("btc"), [given], "attention_mask")
+    assert site(run, "activation/count", "layer") == int(MASK.sum()) * WIDTH
+
+
+def test_a_name_that_the_model_is_not_called_with_is_told(tmp_path: Path) -> None:
+    run = record(tmp_path / "run.h5", Model("btc"), [batch()], "attn_mask")
+    assert site(run, "activation/count", "layer") == BATCH * TOKENS * WIDTH
+    assert "called without attn_mask" in reasons(run, "")
+
+
+def test_numbers_without_an_axis_and_mixed_orders_are_no_failure(tmp_path: Path) -> None:
+    """A loss is a number; tokens flattened before the batch cannot be told from the other way."""
+
+    class Odd(Model):
+        def __init__(self, layout: str) -> None:
+            super().__init__(layout)
+            self.loss = nn.MSELoss()
+            self.flattened = nn.Identity()
+
+        def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+            y = super().forward(x)
+            flat = self.flattened(y.flatten(0, 1))
+            out: Tensor = self.loss(flat, torch.zeros_like(flat))
+            return out
+
+    run = record(tmp_path / "run.h5", Odd("tbc"), [batch()], "attention_mask")
+    assert not failures(run) and not reasons(run, "loss")
+    assert site(run, "activation/count", "layer") == int(MASK.sum()) * WIDTH
+    assert site(run, "activation/count", "flattened") == BATCH * TOKENS * WIDTH
+    assert "does not fit" in reasons(run, "flattened")
+
+
+def test_heads_keep_their_channels(tmp_path: Path) -> None:
+    """The largest element of (batch, head, token, channel), and the share of each row's mean."""
+    torch.manual_seed(0)
+    x = torch.randn(BATCH, TOKENS, WIDTH)
+    x[1, 1, 3] = 60.0  # head 1, channel 1
+    found = {}
+    for name, mask in (("masked", MASK), ("all", torch.ones_like(MASK))):
+        path = tmp_path / f"{name}.h5"
+        run = record(path, Model("heads"), [x], "attention_mask", [mask])
+        i = [s.path for s in run.sites].index("layer")
+        found[name] = [
+            int(run[f"massive/{n}"].values[0, i, 0]) for n in ("channel", "token", "batch")
+        ]
+    assert found["masked"][0] == found["all"][0] == 1
+    assert found["masked"][1:] == [1, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("how", ["after", "before", "in place", "per block", "checkpointed"])
+def test_compiled_forwards_have_masks_of_their_own(tmp_path: Path, how: str) -> None:
+    """Two forwards with different masks before one backward, as in eager mode, without a break."""
+
+    class Blocks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(
+                nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(2)
+            )
+
+        def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+            for block in self.blocks:
+                if how == "checkpointed":
+                    x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+                else:
+                    x = block(x)
+            return x
+
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    torch.manual_seed(0)
+    model, options = Blocks(), dict[str, Any](backend="aot_eager", fullgraph=True)
+    xs = [torch.randn(BATCH, TOKENS, WIDTH) for _ in range(2)]
+    masks = [MASK, MASK.roll(1, 0)]
+    running: Any = model
+    if how == "before":
+        running = torch.compile(model, **options)
+    elif how == "in place":
+        model.compile(**options)
+    elif how == "per block":
+        for block in model.blocks:
+            block.compile(**options)
+    twin = record(tmp_path / "eager.h5", _plain(model), xs, "attention_mask", masks)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with dynscope.attach(
+        running, tmp_path / "run.h5", optimizer=optimizer, mask="attention_mask", **OPTIONS
+    ):
+        if how in ("after", "checkpointed"):
+            running = torch.compile(model, **options)
+        for _ in range(2):
+            losses = [running(x, m).pow(3).sum() for x, m in zip(xs, masks, strict=True)]
+            torch.stack(losses).sum().backward()
+            optimizer.step()
+    run = dynscope.load(tmp_path / "run.h5")
+    assert not torch._dynamo.utils.counters["graph_break"]
+    assert not failures(run) and not reasons(run, "")
+    for path in ("blocks.0.0", "blocks.1.1"):
+        for name in ("count", "variance", "absmax"):
+            metric = f"activation/{name}"
+            assert site(run, metric, path, 1) == pytest.approx(site(twin, metric, path), rel=1e-5)
+        metric = "activation_gradient/norm"
+        assert site(run, metric, path, 1) == pytest.approx(site(twin, metric, path), rel=1e-5)
+
+
+def _plain(model: nn.Module) -> Any:
+    """A copy that is not compiled."""
+    plain = type(model)()
+    plain.load_state_dict(model.state_dict())
+    return plain
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_function_is_not_called_in_compiled_code_and_that_is_told(tmp_path: Path) -> None:
+    torch.compiler.reset()
+    model = Model("btc")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    options: dict[str, Any] = {"optimizer": optimizer, "mask": lambda args, kwargs: args[1]}
+    with dynscope.attach(model, tmp_path / "run.h5", **OPTIONS, **options):
+        torch.compile(model, backend="aot_eager", fullgraph=True)(batch(), MASK).sum().backward()
+        optimizer.step()
+    run = dynscope.load(tmp_path / "run.h5")
+    assert site(run, "activation/count", "layer") == BATCH * TOKENS * WIDTH
+    assert "was not seen to begin" in reasons(run, "")
+
+
+def test_gradients_of_one_forward_may_come_in_two_backwards(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, xs = Model("btc"), [batch(), batch()]
+    masks = [MASK, torch.ones_like(MASK)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with dynscope.attach(
+        model, tmp_path / "run.h5", optimizer=optimizer, mask="attention_mask", **OPTIONS
+    ):
+        outputs = [model(x, m) for x, m in zip(xs, masks, strict=True)]
+        for i in (1, 0, 0):  # the last forward first, the first one twice
+            outputs[i].pow(3).sum().backward(retain_graph=True)
+        optimizer.step()
+    run = dynscope.load(tmp_path / "run.h5")
+    first, second = 3 * xs[0][MASK.bool()] ** 2, 3 * xs[1] ** 2
+    true = float(torch.cat([first.flatten(), first.flatten(), second.flatten()]).double().norm())
+    assert site(run, "activation_gradient/norm", "layer") == pytest.approx(true, rel=1e-5)
 
 
 def test_recomputed_blocks_have_the_mask_of_their_forward_or_say_that_it_is_not_known(
