@@ -139,10 +139,14 @@ def _fused(owner: Node, name: str, shape: Shape) -> Layout | None:
         None,
     )
     heads = _count(attention.module, "num_heads", "num_attention_heads", "n_head", "n_heads")
-    if fused is None or not heads:
+    dim = 1 if "Conv1D" in owner.kinds and len(shape) == 2 else 0
+    if fused is None:
+        return None
+    if not heads and not fused.grouped and shape[dim] == 3 * shape[dim - 1]:
+        heads = 1  # three equal parts, one after the other, however many heads are in each
+    if not heads:
         return None
     groups = _count(attention.module, "num_key_value_heads", "num_kv_heads", "kv_heads") or heads
-    dim = 1 if "Conv1D" in owner.kinds and len(shape) == 2 else 0
     size, rest = divmod(shape[dim], heads + 2 * groups)
     if rest or heads % groups or _count(attention.module, "head_dim") not in (0, size):
         return None

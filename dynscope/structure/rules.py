@@ -65,7 +65,7 @@ _CROSS_NAME = r"encoder_attn|cross_?attn|cross_?attention|encdecattention|multih
 _FFN_NAME = r"mlp\d*|ffn|feed_?forward|ff|moe|block_sparse_moe|densereludense"
 _FFN_KIND = r"MLP|Mlp|FeedForward|FFN|SwiGLU|MoE|MoeBlock|DenseActDense|DenseGatedActDense"
 _HEAD_NAME = (
-    r"(.*_)?heads?|classifier|score|logits|unembed|(.*_)?output_projection|proj_out|cls"
+    r"(.*_)?heads?|output|classifier|score|logits|unembed|(.*_)?output_projection|proj_out|cls"
     r"|(visual|text)_projection|qa_outputs|generator|to_logits"
 )
 
@@ -101,6 +101,7 @@ RULES: tuple[Rule, ...] = (
     Rule("ffn", "block", kind=_FFN_KIND, zone="ffn"),
     Rule("mixer", "block layers", name=r"mixer|mamba|ssm|ssd|recurrent|temporal_block", zone="mixer"),
     Rule("mixer", "block layers", kind=r"Mixer$|ShortConv$|^Mamba\d?$|SSM|^RNN|LSTM$|GRU$", zone="mixer"),
+    Rule("mixer", "block", name="conv", sibling="operator_norm", layer=False, zone="mixer"),  # LFM 2
     # Attention's matrices; also where the block holds them itself.
     Rule("q", "attention", name="q_attn"),  # GPT-2's cross-attention, whose c_attn is k and v
     Rule("other", "attention", name="c_attn", sibling="q_attn"),
