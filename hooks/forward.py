@@ -19,6 +19,10 @@ def _inert(*_: Any) -> None:
     """What becomes of our hooks in a copy of the model: it does not record."""
 
 
+# A subclass of Tensor may forbid or redefine what is asked of it here; its numbers are what counts.
+_plainly = torch._C.DisableTorchFunctionSubclass
+
+
 class _Hook:
     """A hook that becomes inert when its module is copied or pickled."""
 
@@ -49,7 +53,8 @@ class SiteHook(_Hook):
             self._trace(args, *rest)
         elif self._observer.training_pass():
             try:
-                self._eager(args, *rest)
+                with _plainly():
+                    self._eager(args, *rest)
             except Exception as error:
                 self._observer.fail(self._row, error)
 
@@ -58,7 +63,6 @@ class SiteHook(_Hook):
         output = primary(rest[-1])
         if output is None:
             observer.rows[row].speechless = True
-        if output is None:
             return
         if not observable(output):
             observer.unreadable(row, output)
@@ -111,10 +115,17 @@ class GradientHook:
 
     def __call__(self, gradient: Tensor) -> None:
         if self._observer.switch.armed:
-            place = self._observer.rows[self._row]
-            seen = gradient if place.stream is None else None
-            part = place.part(gradient.detach())
-            self._observer.observe(self._row, BACKWARD, part, seen=seen, mask=self._mask)
+            try:
+                with _plainly():
+                    self._eager(gradient)
+            except Exception as error:
+                self._observer.fail(self._row, error)
+
+    def _eager(self, gradient: Tensor) -> None:
+        place = self._observer.rows[self._row]
+        seen = gradient if place.stream is None else None
+        part = place.part(gradient.detach())
+        self._observer.observe(self._row, BACKWARD, part, seen=seen, mask=self._mask)
 
 
 class InputHook(_Hook):
@@ -135,10 +146,11 @@ class InputHook(_Hook):
                 torch.ops.dynscope.observe(x.detach(), None, mask, self.where, INPUT)
         elif self._observer.training_pass():
             try:
-                x = primary((args, kwargs))
-                if x is not None:
-                    verdict = self._observer.verdict(INPUT)
-                    self._observer.observe(self._row, INPUT, x.detach(), mask=verdict)
+                with _plainly():
+                    x = primary((args, kwargs))
+                    if x is not None:
+                        verdict = self._observer.verdict(INPUT)
+                        self._observer.observe(self._row, INPUT, x.detach(), mask=verdict)
             except Exception as error:
                 self._observer.fail(self._row, error)
 
@@ -153,7 +165,8 @@ class VersionHook(_Hook):
         if not self.switch.armed or torch.compiler.is_compiling():
             return
         try:
-            self._hook.versions = {id(x): version(x) for x in floating((args, kwargs))}
+            with _plainly():
+                self._hook.versions = {id(x): version(x) for x in floating((args, kwargs))}
         except Exception:
             self._hook.versions = {}  # the hook itself will meet the same inputs and tell
 

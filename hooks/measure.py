@@ -63,6 +63,8 @@ class Measure:
         library = self._compilation.library
         if library is None or x.device.type != "cpu" or x.dtype not in library.dtypes:
             return None
+        if x.data_ptr() == 0:  # a tensor without memory of its own, whatever it is
+            return None
         return library
 
     def output(

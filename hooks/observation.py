@@ -87,7 +87,7 @@ class Row:
     paired: bool = False  # the angle to the module's own input is measured
     stream: "Stream | None" = None  # of several residual streams in the module's output, this one
     dtypes: list[torch.dtype] = field(default_factory=list)  # of its outputs, as they first came
-    speechless: bool = False  # called, with no floating tensor in its output
+    speechless: bool = False  # called, with no floating tensor in its output that can be read
     counted: bool = False  # in this step, by a forward that was no recomputation
     expects_gradient: bool = False
     quiet: bool = False
@@ -215,7 +215,7 @@ class Observer:
     def unreadable(self, row: int, x: Tensor) -> None:
         """Say why an output of the training is not recorded."""
         if reason := unreadable(x):
-            self._telling.missing(None, "site", self.rows[row].path, "activation", reason)
+            self._telling.missing(None, "site", self.rows[row].path, "", reason)
 
     def fail(self, row: int, error: Exception) -> None:
         """The row goes quiet and the run goes on."""

@@ -5,38 +5,66 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 from torch.nn.utils.rnn import PackedSequence
 
+_PACKED = frozenset({"float4_e2m1fn_x2"})  # several numbers in an element
+
 
 def observable(x: Tensor) -> bool:
-    return not (
-        torch._C._functorch.is_functorch_wrapped_tensor(x)
-        or x.is_quantized
-        or x.is_meta
-        or x.is_sparse
-        or isinstance(x, FakeTensor)
-        or (x.is_cuda and torch.cuda.is_current_stream_capturing())
-    )
+    """Whether the numbers of ``x`` can be read here and now."""
+    return not (_symbolic(x) or unreadable(x))
+
+
+def _symbolic(x: Tensor) -> bool:
+    """Whether it stands for others, in a transform or while shapes are worked out: no training."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(x) or isinstance(x, FakeTensor)
 
 
 def unreadable(x: Tensor) -> str:
-    """Why a tensor of the training cannot be read, for the file to say; "" where there is no need."""
+    """Why a tensor of the training cannot be read, for the file to say; "" where it can."""
+    if _symbolic(x):
+        return ""
     if x.is_quantized:
         return "its output is quantised"
-    if x.is_sparse:
-        return "its output is sparse"
+    if x.is_meta:
+        return "its output is on the meta device, which holds no numbers"
+    if _dispatches(x) and not (x.is_nested or hasattr(x, "to_local")):
+        return f"its output is a {type(x).__name__}, which is no ordinary tensor"
+    if x.layout not in (torch.strided, torch.jagged):
+        return "its output is sparse" if "sparse" in str(x.layout) else "its layout is mkldnn's"
+    if str(x.dtype).removeprefix("torch.") in _PACKED:
+        return f"its output is {x.dtype}, several numbers in an element"
     if x.is_cuda and torch.cuda.is_current_stream_capturing():
         return "captured into a CUDA graph, whose replays call no hook"
     return ""
 
 
+def _dispatches(x: Tensor) -> bool:
+    """Whether operations mean something else to this class; its memory need not hold its numbers."""
+    if type(x) is Tensor or type(x) is nn.Parameter:
+        return False
+    disabled = torch._C._disabled_torch_dispatch_impl
+    return getattr(type(x), "__torch_dispatch__", disabled) is not disabled
+
+
 def local(x: Tensor) -> Tensor:
-    """The part of a distributed tensor that this rank holds; of a nested one what is no padding."""
+    """The numbers themselves, as an ordinary tensor: of a distributed one the part that this rank
+    holds, of a nested one what is no padding.
+    """
     if x.is_nested:
-        return x.values()
-    return x.to_local() if hasattr(x, "to_local") else x
+        holes = getattr(x, "_lengths", None) is not None
+        x = torch.cat(x.unbind()) if holes else x.values()
+    elif hasattr(x, "to_local"):
+        x = x.to_local()
+    if _dispatches(x):
+        return x
+    if type(x) is not Tensor:
+        x = x.as_subclass(Tensor)
+    if x._is_zerotensor():  # without memory
+        return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    return x.resolve_neg()  # conj().imag says by a bit that its memory has the other sign
 
 
 def version(x: Tensor) -> int:

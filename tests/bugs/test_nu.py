@@ -127,6 +127,109 @@ def test_nu_08_packed_and_quantised_storage_is_never_read_as_numbers(tmp_path: P
     assert not failures(run)
 
 
+class Watched(nn.Module):
+    """A layer whose output is made into something else, which a site of its own gives."""
+
+    def __init__(self, make: Any) -> None:
+        super().__init__()
+        self.layer, self.odd, self.make = nn.Linear(4, 4), nn.Identity(), make
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.layer(x)
+        self.odd(self.make(y))
+        return y
+
+
+UNREADABLE: dict[str, tuple[Any, str]] = {
+    "sparse": (lambda y: y.to_sparse(), "sparse"),
+    "compressed": (lambda y: y.detach().to_sparse_csr(), "sparse"),
+    "meta": (lambda y: y.to("meta"), "meta device"),
+    "mkldnn": (lambda y: y.detach().to_mkldnn(), "mkldnn"),
+    "packed": (
+        lambda y: torch.zeros(3, 4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
+        "several numbers",
+    ),
+    "masked": (lambda y: torch.masked.masked_tensor(y.detach(), y.detach() > 0), "MaskedTensor"),
+    "complex": (lambda y: y.to(torch.complex64), "no floating tensor"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_nu_08_outputs_that_hold_no_plain_numbers_are_told_and_never_read(
+    tmp_path: Path, kind: str
+) -> None:
+    make, reason = UNREADABLE[kind]
+    run = train(Watched(make), tmp_path / "run.h5", [torch.randn(3, 4)] * 2)
+    assert [s.path for s in run.sites] == ["layer"] and not failures(run)
+    told = [gap.reason for gap in run.coverage if gap.path == "odd"]
+    assert len(told) == 1 and reason in told[0]
+
+
+class Named(Tensor):
+    """A subclass that changes what functions give, but not its numbers."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        plain: Any = super().__torch_function__
+        result = plain(func, types, args, kwargs or {})
+        return -result if getattr(func, "__name__", "") == "detach" else result
+
+
+def with_holes(y: Tensor) -> Tensor:
+    """Two sequences of lengths 1 and 2, of a buffer of 6 rows."""
+    buffer = torch.cat([y.detach()[:1], torch.full((2, 4), 1e6), y.detach()[1:]])
+    offsets, lengths = torch.tensor([0, 3, 5]), torch.tensor([1, 2])
+    nested: Tensor = torch.nested.nested_tensor_from_jagged(buffer, offsets, lengths)
+    return nested
+
+
+READABLE: dict[str, tuple[Any, float]] = {  # and its sign
+    "negated": (lambda y: torch._neg_view(y.detach()), -1),
+    "part of a conjugate": (lambda y: torch.complex(y, y).conj().imag, -1),
+    "subclass": (lambda y: y.as_subclass(Named), 1),
+    "jagged": (
+        lambda y: torch.nested.nested_tensor([y[:1].detach(), y[1:].detach()], layout=torch.jagged),
+        1,
+    ),
+    "nested": (lambda y: torch.nested.nested_tensor([y[:1].detach(), y[1:].detach()]), 1),
+    "jagged with holes": (with_holes, 1),
+    "transposed": (lambda y: y.t(), 1),
+    "inference": (lambda y: _in_inference(y), 1),
+    "parameter": (lambda y: nn.Parameter(y.detach()), 1),
+}
+
+
+def _in_inference(y: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return y.clone()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", READABLE)
+def test_nu_06_the_numbers_are_those_that_the_output_means(tmp_path: Path, kind: str) -> None:
+    torch.manual_seed(0)
+    make, sign = READABLE[kind]
+    model, x = Watched(make), torch.randn(3, 4)
+    y = model.layer(x).detach().double()
+    run = train(model, tmp_path / "run.h5", [x])
+    assert not failures(run)
+    assert site(run, "activation/count", "odd") == y.numel()
+    assert math.isclose(site(run, "activation/mean", "odd"), sign * y.mean(), rel_tol=1e-5)
+    assert math.isclose(site(run, "activation/variance", "odd"), y.var(correction=0), rel_tol=1e-5)
+
+
+@pytest.mark.parametrize("engine", ["fused", "eager"])
+def test_nu_06_tensors_without_memory_are_zeros(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    if engine == "eager":
+        monkeypatch.setenv("DYNSCOPE_FUSED", "0")
+    model = Watched(lambda y: torch._efficientzerotensor((3, 4)))
+    run = train(model, tmp_path / "run.h5", [torch.randn(3, 4)])
+    assert not failures(run) and site(run, "activation/zero_fraction", "odd") == 1
+
+
 def test_nu_09_large_tensors_are_no_special_case(tmp_path: Path) -> None:
     class Large(nn.Module):
         def __init__(self) -> None:
