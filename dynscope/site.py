@@ -36,6 +36,10 @@ class Site:
         return re.sub(r"\[\d+\]$", "", self.path) if self.role == "block" else self.path
 
 
+POOLED = "[pooled]"
+"""``part_of`` of an entry that stands for all matrices of one role together."""
+
+
 @dataclass(frozen=True)
 class Parameter:
     """A parameter of the model, counted once however many modules share it.
@@ -44,6 +48,9 @@ class Parameter:
     parameter group, or -1 when no optimizer holds it. ``part_of`` is empty, or the name of the
     parameter that this is one matrix of: ``attn.c_attn.weight[q]`` is a part of
     ``attn.c_attn.weight``, and has numbers of its own only where weights are measured.
+
+    Where it is `POOLED` the entry is all matrices of its role and stack taken together, ``[all
+    gate]``, which stand at depth -1; ``shape`` is (number of matrices,).
     """
 
     name: str
@@ -66,4 +73,9 @@ def undivided(parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
     """Every weight once, as finely as it is known: the parts instead of what they are parts of."""
     every = tuple(parameters)
     divided = {parameter.part_of for parameter in every}
-    return tuple(parameter for parameter in every if parameter.name not in divided)
+    return tuple(p for p in every if p.name not in divided and p.part_of != POOLED)
+
+
+def pools(parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
+    """The entries that stand for all matrices of a role together."""
+    return tuple(parameter for parameter in parameters if parameter.part_of == POOLED)
