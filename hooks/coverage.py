@@ -54,6 +54,11 @@ class Coverage:
                 "activation_gradient",
                 "its output required grad but no gradient came back to it",
             )
+        elif row.expects_gradient and sums["gradient_calls"][i] < sums["calls"][i]:
+            yield (
+                "activation_gradient/n_calls",
+                "some of its calls got no gradient: they count, but nothing was trained on them",
+            )
         if row.paired and sums["tokens"][i] == 0 and sums["count"][i] > 0:
             yield (
                 "activation/angular_distance",

@@ -78,6 +78,7 @@ class SiteHook(_Hook):
             part(reference.detach()) if reference is not None else None,
             seen=output if observer.rows[row].stream is None else None,
             mask=(mask := observer.verdict(FORWARD)),
+            aside=observer.aside(),
         )  # fmt: skip
         # Reentrant checkpointing sends gradients through the recomputed output only.
         if self.backward and output.requires_grad:
@@ -149,8 +150,9 @@ class InputHook(_Hook):
                 with _plainly():
                     x = primary((args, kwargs))
                     if x is not None:
-                        verdict = self._observer.verdict(INPUT)
-                        self._observer.observe(self._row, INPUT, x.detach(), mask=verdict)
+                        observer, row = self._observer, self._row
+                        mask, aside = observer.verdict(INPUT), observer.aside()
+                        observer.observe(row, INPUT, x.detach(), mask=mask, aside=aside)
             except Exception as error:
                 self._observer.fail(self._row, error)
 

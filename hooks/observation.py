@@ -7,10 +7,12 @@ is a tensor, so nothing is guarded on.
 """
 
 import itertools
+import sys
 import threading
 import time
 import weakref
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Literal
 
 import torch
@@ -89,6 +91,8 @@ class Row:
     dtypes: list[torch.dtype] = field(default_factory=list)  # of its outputs, as they first came
     speechless: bool = False  # called, with no floating tensor in its output that can be read
     counted: bool = False  # in this step, by a forward that was no recomputation
+    trained: bool = False  # in this step, by a forward that was not under no_grad
+    aside: bool = False  # in this step, by one that was
     expects_gradient: bool = False
     quiet: bool = False
 
@@ -174,10 +178,11 @@ class Observer:
         reference: Tensor | None = None,
         seen: Tensor | None = None,
         mask: Verdict = None,
+        aside: bool = False,
     ) -> None:
         """Reduce ``x`` into ``row``; never raises. ``seen`` is the tensor before detaching.
 
-        With a ``mask`` only real positions count.
+        With a ``mask`` only real positions count; ``aside``: it is a call under no_grad.
         """
         if self.current.observing:
             return
@@ -187,7 +192,7 @@ class Observer:
         place = self.rows[row]
         self.current.observing = True
         try:
-            if self._counts(place, mode) and not place.quiet and observable(x):
+            if self._counts(row, mode, aside) and not place.quiet and observable(x):
                 with torch.no_grad(), _one_at_a_time:
                     if isinstance(mask, Mask):
                         self._reduce_real(row, mode, local(x), reference, mask)
@@ -199,18 +204,34 @@ class Observer:
             self.current.observing = False
         self.cost += time.perf_counter() - started
 
-    def _counts(self, place: Row, mode: int) -> bool:
-        """Whether this is not a forward that was counted before.
+    def _counts(self, row: int, mode: int, aside: bool) -> bool:
+        """Whether this is a pass of the training that was not counted before.
 
         A forward inside a backward is a recomputation. It is the first that is seen of a part of
         the model under reentrant checkpointing that is called by itself: with grad mode off, as
-        in an evaluation.
+        in an evaluation. A call under no_grad inside a training forward counts (a frozen part),
+        but not beside others that are trained on (the same network as its own teacher).
         """
-        if mode != BACKWARD and torch._C._current_graph_task_id() == -1:
+        place = self.rows[row]
+        if mode == BACKWARD:
+            return self.switch.armed
+        if torch._C._current_graph_task_id() == -1:
             place.counted = True
-        elif mode != BACKWARD and place.counted:
+            if aside and place.trained:
+                return False
+            if not aside and place.aside and not place.trained:
+                self.tally.clear_row(row)
+            place.aside |= aside
+            place.trained |= not aside
+        elif place.counted:
             return False
         return self.switch.armed
+
+    def aside(self) -> bool:
+        """Whether an eager call inside a training forward is under no_grad: not in the forward of an
+        autograd function, where grad mode is off too, as under reentrant checkpointing.
+        """
+        return not torch.is_grad_enabled() and not _in_function(sys._getframe(1))
 
     def unreadable(self, row: int, x: Tensor) -> None:
         """Say why an output of the training is not recorded."""
@@ -312,10 +333,22 @@ class Observer:
         self._last = None
         self.cost = 0.0
         for row in self.rows:
-            row.counted = False
+            row.counted = row.trained = row.aside = False
         self.current.module = self.current.training = None
         if self.padding is not None:
             self.padding.forget()
+
+
+_APPLY = torch.autograd.Function.apply.__func__.__code__
+
+
+def _in_function(frame: FrameType | None) -> bool:
+    """Whether Python is inside the forward of an autograd function."""
+    while frame is not None:
+        if frame.f_code is _APPLY:
+            return True
+        frame = frame.f_back
+    return False
 
 
 # The fused reduction keeps its sums in one place, and threads may train side by side. A metric of

@@ -86,6 +86,14 @@ class Tally:
         self._buffer.zero_()
         self.top[:, :, 0] = torch.nan
 
+    def clear_row(self, row: int) -> None:
+        """Forget what was added to one row."""
+        self._waiting = [waiting for waiting in self._waiting if waiting[0] != row]
+        for name, view in self._views.items():
+            if name not in ("parameters", "optimizer") and not name.startswith("custom:gradient/"):
+                view[row] = 0
+        self.top[row, :, 0] = torch.nan
+
     def keep_if(self, keep: Tensor) -> None:
         """Forget what was added unless ``keep`` (0-d bool) holds, without waiting for it."""
         self._add_waiting()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import dynscope
-from tests.live import failures, parameter, site, train
+from tests.live import failures, parameter, reasons, site, train
 from tests.models import Decoder, batches, loss_of
 
 pytestmark = pytest.mark.usefixtures("quick_writer")
@@ -148,6 +148,63 @@ def test_cc_07_09_11_only_training_passes_count(tmp_path: Path) -> None:
             a, b = plain[metric.name].values, busy[metric.name].values
             assert np.array_equal(a, b, equal_nan=True), metric.name
     assert plain.scalars("loss").equals(busy.scalars("loss"))
+
+
+class Student(nn.Module):
+    """A network that is its own teacher, beside a frozen part; both under no_grad in its forward."""
+
+    def __init__(self, *, teacher_first: bool, checkpointed: bool = False) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(4, 4)
+        self.net = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+        self.teacher_first, self.checkpointed = teacher_first, checkpointed
+
+    def forward(self, x: Tensor) -> Tensor:
+        def teach() -> Tensor:
+            with torch.no_grad():
+                out: Tensor = self.net(50 * y)
+            return out
+
+        with torch.no_grad():
+            y = self.frozen(x)
+        target = teach() if self.teacher_first else None
+        y = y.requires_grad_()
+        mine: Tensor = (
+            checkpoint(self.net, y, use_reentrant=True) if self.checkpointed else self.net(y)
+        )
+        return (mine - (teach() if target is None else target)).square().mean()
+
+
+@pytest.mark.parametrize("teacher_first", [True, False])
+@pytest.mark.parametrize("checkpointed", [True, False])
+def test_cc_07_a_network_that_is_its_own_teacher_counts_as_student(
+    tmp_path: Path, teacher_first: bool, checkpointed: bool
+) -> None:
+    torch.manual_seed(0)
+    model, x = Student(teacher_first=teacher_first, checkpointed=checkpointed), torch.randn(3, 4)
+    wanted = model.net[0](model.frozen(x)).detach().double()
+    own = dynscope.SiteMetric("activation/mine", lambda x: x.mean(), merge="sum")
+    run = train(model, tmp_path / "run.h5", [x] * 2, loss=lambda y: y, metrics=["standard", own])
+    assert (run["activation/n_calls"] == 1).all() and not failures(run)
+    assert site(run, "activation/n_calls", "frozen") == 1
+    assert math.isclose(
+        site(run, "activation/variance", "net.0"), wanted.var(correction=0), rel_tol=1e-5
+    )
+    assert math.isclose(site(run, "activation/mine", "net.0"), wanted.mean(), rel_tol=1e-4)
+    assert site(run, "activation_gradient/n_calls", "net.0") == 1
+
+
+def test_cc_07_passes_in_grad_mode_that_nothing_is_trained_on_are_told(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+
+    def careless(model: nn.Module, x: Tensor) -> Tensor:
+        model(x)  # an evaluation that forgot no_grad
+        out: Tensor = model(x)
+        return out
+
+    run = train(model, tmp_path / "run.h5", [torch.randn(3, 4)], call=careless)
+    assert site(run, "activation/n_calls", "0") == 2
+    assert "got no gradient" in reasons(run, "0")
 
 
 class Cache:
