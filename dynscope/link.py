@@ -4,6 +4,7 @@ This module imports no HDF5 library unless no process can be started.
 """
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from typing import Any, Protocol
 from dynscope.errors import DynscopeError, InputError
 from dynscope.message import REPLY, call_of, pack, unpack
 from dynscope.schema import Header
+
+log = logging.getLogger("dynscope")
 
 CLOSE = pack("close", {}, {})  # the last packet of a run
 START_SECONDS = 60.0
@@ -165,14 +168,12 @@ class ProcessLink:
 
     def _handshake(self) -> tuple[int, int]:
         assert self._process.stdout
-        impatience = threading.Timer(START_SECONDS, self._process.kill)
-        impatience.daemon = True
-        impatience.start()
         last = b""
         answer: dict[str, Any] = {}
-        while not answer and (line := self._process.stdout.readline()):
+        while not answer and (line := self._line()):
             last, answer = line, _parse(line)
-        impatience.cancel()
+            if busy := answer.pop("busy", ""):
+                log.warning("dynscope: %s", busy)
         if "last_step" in answer:
             return int(answer["last_step"]), int(answer["tokens"])
         self._process.kill()
@@ -184,6 +185,16 @@ class ProcessLink:
         raise NoProcess(
             f"the writer process did not start ({last.decode(errors='replace').strip()})"
         )
+
+    def _line(self) -> bytes:
+        """What the starting writer says next; it is killed when it says nothing for long."""
+        assert self._process.stdout
+        impatience = threading.Timer(START_SECONDS, self._process.kill)
+        impatience.daemon = True
+        impatience.start()
+        line: bytes = self._process.stdout.readline()
+        impatience.cancel()
+        return line
 
     def _restart(self) -> None:
         """After the writer was killed: a new one that continues the file as the next segment."""

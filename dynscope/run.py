@@ -116,7 +116,8 @@ class Run:
     @cached_property
     def sites(self) -> tuple[Site, ...]:
         rows = _rows(self._columns("sites"))
-        return tuple(Site(**{**r, "aliases": tuple(json.loads(r["aliases"]))}) for r in rows)
+        with storage.damage_told(self.path):
+            return tuple(Site(**{**r, "aliases": tuple(json.loads(r["aliases"]))}) for r in rows)
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -129,7 +130,8 @@ class Run:
             shape, trainable = tuple(json.loads(row["shape"])), bool(row["trainable"])
             return Parameter(**{**row, "depth": depth, "shape": shape, "trainable": trainable})
 
-        return tuple(parameter(row) for row in _rows(self._columns("parameters")))
+        with storage.damage_told(self.path):
+            return tuple(parameter(row) for row in _rows(self._columns("parameters")))
 
     # Tables
 
@@ -166,12 +168,12 @@ class Run:
         columns = [c for c in COLUMNS if c.path.startswith(f"{table}/")]
         with storage.reading(self.path) as file:
             read = {c.path.split("/")[1]: file[c.path][: self._sizes[c.axis]] for c in columns}
-        return {
-            name: [decode(cell, self._overflow) for cell in v.tolist()]
-            if v.dtype.kind == "S"
-            else v
-            for name, v in read.items()
-        }
+            return {
+                name: [decode(cell, self._overflow) for cell in v.tolist()]
+                if v.dtype.kind == "S"
+                else v
+                for name, v in read.items()
+            }
 
     # Metrics
 
@@ -269,7 +271,10 @@ def _metrics(file: "h5py.File", names: Sequence[str]) -> tuple[Metric, ...]:
 
 
 def _axes(dataset: "h5py.Dataset") -> tuple[str, ...]:
-    return tuple(dimension[0].name.lstrip("/") for dimension in dataset.dims)
+    names = [dimension[0].name for dimension in dataset.dims]
+    if None in names:
+        raise ValueError(f"{dataset.name} has lost an axis")
+    return tuple(name.lstrip("/") for name in names)
 
 
 def _last_of_each(steps: Ints) -> tuple[Ints, Ints]:

@@ -1,7 +1,7 @@
-"""Read a live file that is shorter than it says, as a full disk or a kill in mid-flush leaves it.
+"""Read what a killed writer left: a live file that nobody writes, perhaps shorter than it says.
 
 HDF5's reading mode for live files does not help here: it waits practically for ever for metadata
-beyond the end of the file, and reads numbers beyond it as zeros. So HDF5 reads the file through a
+that is damaged or beyond the end of the file, and reads numbers beyond it as zeros. So HDF5 reads the file through a
 Python object that shows it as an ordinary file and notes when bytes that are missing were needed.
 """
 
@@ -26,7 +26,7 @@ def stated_length(head: bytes) -> int:
 
 
 class ShortFile(io.RawIOBase):
-    """A live file whose end is missing, as one that is not marked as open for writing."""
+    """A live file, perhaps without its end, as one that is not marked as open for writing."""
 
     def __init__(self, path: Path) -> None:
         self._stream = path.open("rb")

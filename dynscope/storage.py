@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dynscope.errors import InputError
+from dynscope.lock import is_written
 from dynscope.salvage import ShortFile, is_live, stated_length
 from dynscope.schema import (
     COLUMNS,
@@ -76,13 +77,24 @@ def reading(path: str | os.PathLike[str]) -> "Iterator[h5py.File]":
     """
     file = _open(Path(path))
     try:
-        yield file
+        with damage_told(path):
+            yield file
         check_whole(file)
-    except (OSError, KeyError, RuntimeError, ValueError) as error:
+    except InputError:
         check_whole(file)
-        raise InputError(f"{path}: damaged run file, HDF5 says: {error}") from error
+        raise
     finally:
         file.close()
+
+
+@contextmanager
+def damage_told(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Make an `InputError` of what HDF5, or text and JSON that make no sense, raise."""
+    try:
+        yield
+    except (OSError, KeyError, RuntimeError, ValueError, TypeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else repr(error)
+        raise InputError(f"{path}: damaged run file, {reason}") from error
 
 
 def check_whole(file: "h5py.File") -> None:
@@ -96,12 +108,12 @@ def _open(path: Path) -> "h5py.File":
     head = _first_bytes(path)
     live = is_live(head)
     try:
-        if live and not _is_whole(path):
+        if live and not (is_written(path) and _is_whole(path)):
             file = _open_short(path)
         else:
             file = _open_whole(path, live)
         _check_format(path, file)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, KeyError) as error:
         raise InputError(f"{path}: damaged or truncated, HDF5 says: {error}") from error
     return file
 
@@ -116,6 +128,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def _open_short(path: Path) -> "h5py.File":
+    """A live file that nobody writes, or that is too short; see `dynscope.salvage`."""
     import h5py
 
     short = ShortFile(path)

@@ -57,7 +57,7 @@ class RunWriter:
     An existing path is refused unless ``overwrite`` (replaces a run or an empty file, nothing
     else) or ``resume`` (continues a closed or killed run with its next segment; begins a new one
     where there is no file). Raises `InputError` also where another process writes the path or
-    where it cannot be written.
+    where it cannot be written. ``sign`` is called every ten seconds of long work.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class RunWriter:
         *,
         overwrite: bool = False,
         resume: bool = False,
+        sign: Callable[[], None] = lambda: None,
     ) -> None:
         self.path = Path(os.path.realpath(path))
         self.last_step = 0
@@ -84,7 +85,7 @@ class RunWriter:
         self._over = False
         self._told: set[str] = set()
         _check_path(self.path, overwrite, resume)
-        self._lock = Lock(self.path)
+        self._lock = Lock(self.path, sign)
         try:
             self._begin(resume)
         except BaseException:
@@ -264,6 +265,7 @@ class RunWriter:
             return
         try:
             self.flush()
+            self._lock.closing()
             self._file.close()
         finally:
             self.abandon()

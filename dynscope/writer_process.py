@@ -39,6 +39,12 @@ def main() -> NoReturn:
             Header.from_json(opening["header"]),
             overwrite=opening["overwrite"],
             resume=opening["resume"],
+            sign=lambda: _reply(
+                1,
+                {
+                    "busy": f"{opening['path']}: the long file is still being read, or closed by its last writer"
+                },
+            ),
         )
     except InputError as error:
         _reply(1, {"error": str(error), "exit_code": error.exit_code})

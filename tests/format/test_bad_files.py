@@ -2,10 +2,13 @@
 
 import os
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import h5py
+import numpy as np
 import pytest
 
 from dynscope.errors import InputError
@@ -115,3 +118,40 @@ def test_damage_inside_is_an_error_of_the_file_not_a_crash(tmp_path: Path) -> No
     path.write_bytes(content)
     with pytest.raises(InputError, match="damaged"):
         read_all(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("close", [True, False], ids=["closed", "killed"])
+@pytest.mark.parametrize("damage", ["cut", "one bit", "many bits", "noise"])
+def test_h5_15_a_file_damaged_anywhere_is_read_or_refused_but_never_hangs_or_crashes(
+    damage: str, close: bool, tmp_path: Path
+) -> None:
+    """In a process of its own, which a crash or an endless wait of HDF5's would end."""
+    whole = make_run(tmp_path / "whole.h5", blocks=2, steps=3, close=close).read_bytes()
+    random = np.random.default_rng(0)
+    for i in range(12):
+        content = np.frombuffer(whole, np.uint8).copy()
+        at = random.integers(len(content), size={"one bit": 1, "many bits": 30}.get(damage, 0))
+        content[at] ^= np.uint8(1) << random.integers(8, size=len(at)).astype(np.uint8)
+        if damage == "noise":
+            piece = content[int(random.integers(len(content))) :][:5000]
+            piece[:] = random.integers(256, size=len(piece))
+        end = int(random.integers(len(content))) if damage == "cut" else None
+        (tmp_path / f"{i}.h5").write_bytes(content[:end].tobytes())
+    code = """
+import sys
+from pathlib import Path
+from dynscope.errors import InputError
+from tests.format.test_bad_files import read_all
+for i in range(12):
+    try:
+        read_all(Path(sys.argv[1]) / f"{i}.h5")
+    except InputError as error:
+        assert "\\n" not in str(error)
+"""
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=root, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]

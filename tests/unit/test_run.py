@@ -136,7 +136,8 @@ def test_overwriting_replaces_runs_and_empty_files_only(tmp_path: Path) -> None:
     RunWriter(path, Header((METRICS["activation/mean"],)), overwrite=True).close()
     assert [metric.name for metric in load(path).metrics] == ["activation/mean"]
     path.write_text("my thesis")
-    for choice in ({}, {"overwrite": True}, {"resume": True}):
+    choices: list[dict[str, Any]] = [{}, {"overwrite": True}, {"resume": True}]
+    for choice in choices:
         with pytest.raises(InputError):
             RunWriter(path, Header(()), **choice)
     assert path.read_text() == "my thesis"
