@@ -20,6 +20,9 @@ A claim *holds* where its numbers do, *holds in direction* where only the sign o
 otherwise *does not hold at this size*: which is a statement about this size, not about the paper.
 """
 
+TIMES = """Times are of a machine that did other work too. The runs that several studies read (14 architectures,
+three seeds) were there before; they take half an hour on two cores."""
+
 
 def write(results: Sequence[Kept], docs: Path) -> None:
     """Write the page, and one SVG for each study that has charts."""
@@ -46,8 +49,7 @@ def write(results: Sequence[Kept], docs: Path) -> None:
         )
     lines += [
         "",
-        "Times are of a machine that did other work too. The runs that several studies read (14 "
-        "architectures, three seeds) were there before; they take half an hour on two cores.",
+        TIMES,
         "",
     ]
     for kept in results:

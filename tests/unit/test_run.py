@@ -1,6 +1,7 @@
 """Reading a run: labels, order, what is missing, and what is told when it is not there."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
