@@ -151,8 +151,8 @@ class InputHook(_Hook):
                     x = primary((args, kwargs))
                     if x is not None:
                         observer, row = self._observer, self._row
-                        mask, aside = observer.verdict(INPUT), observer.aside()
-                        observer.observe(row, INPUT, x.detach(), mask=mask, aside=aside)
+                        real, aside = observer.verdict(INPUT), observer.aside()
+                        observer.observe(row, INPUT, x.detach(), mask=real, aside=aside)
             except Exception as error:
                 self._observer.fail(self._row, error)
 

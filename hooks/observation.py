@@ -339,7 +339,7 @@ class Observer:
             self.padding.forget()
 
 
-_APPLY = torch.autograd.Function.apply.__func__.__code__
+_APPLY = torch.autograd.Function.apply.__code__
 
 
 def _in_function(frame: FrameType | None) -> bool:

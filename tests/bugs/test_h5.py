@@ -112,9 +112,9 @@ def test_h5_09_an_unwritable_place_is_refused_at_once(tmp_path: Path) -> None:
         (Path("/dev/full"), "not a regular file"),
         (Path("/proc/run.h5"), "cannot be written"),
     ]:
-        for choice in ({}, {"overwrite": True}, {"resume": True}):
+        for overwrite, resume in ((False, False), (True, False), (False, True)):
             with pytest.raises(InputError, match=words) as refusal:
-                RunWriter(path, VARIANCE, **choice)
+                RunWriter(path, VARIANCE, overwrite=overwrite, resume=resume)
             assert str(path) in str(refusal.value)
     with pytest.raises(InputError, match="does not exist"):
         Feed(tmp_path / "nope" / "run.h5", VARIANCE)
