@@ -54,8 +54,9 @@ def test_lc_04_200_epochs_of_two_forked_workers_do_not_hang(tmp_path: Path) -> N
 
 
 TRAINING = """
-import sys, torch, dynscope
+import signal, sys, torch, dynscope
 from torch import nn
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent in the background ignores it
 model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 scope = dynscope.attach(model, sys.argv[1], optimizer=optimizer, every=1, summary=False)
@@ -85,7 +86,10 @@ def test_lc_02_ctrl_c_ends_the_training_and_loses_no_row(
         time.sleep(again)
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGINT)
-    rest, told = process.communicate(timeout=60)
+    try:
+        rest, told = process.communicate(timeout=60)
+    finally:
+        process.kill()
     last = [*steps, *map(int, rest.split())][-1]
     assert process.returncode != 0 and "KeyboardInterrupt" in told
     wait_for(lambda: load(path).metadata.closed)
