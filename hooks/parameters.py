@@ -90,8 +90,8 @@ class ParameterWatch:
         return [None if p is None or is_lazy(p) else p.grad for p in self.current()]
 
     @torch.no_grad()
-    def backward_ended(self, scale: Tensor | None) -> None:
-        """Read the gradients before anyone clips them; ``scale`` is a loss scale still in them."""
+    def backward_ended(self) -> None:
+        """Read the gradients before anyone clips them."""
         if not self._unclipped.due():
             return
 
@@ -99,7 +99,7 @@ class ParameterWatch:
             gradient = parameter.grad
             if gradient is not None and gradient.layout == torch.strided and gradient.numel():
                 squares = self._measure.squares_of(_real(local(gradient.detach())))
-                self._unclipped.keep(i, gradient, squares, scale)
+                self._unclipped.keep(i, gradient, squares)
 
         self._each(read)
 
@@ -109,10 +109,12 @@ class ParameterWatch:
         tally: Tally,
         scale: Tensor | float | None = None,
         optimizer: torch.optim.Optimizer | None = None,
+        loss_scale: Tensor | None = None,
     ) -> None:
         """What the optimizer is about to apply; ``scale`` is a loss scale still in the gradients.
 
-        Of all parameters, or of those that ``optimizer`` holds.
+        Of all parameters, or of those that ``optimizer`` holds. ``loss_scale`` is that which they had
+        at the end of the backward.
         """
         wanted = None if optimizer is None else held(optimizer)
 
@@ -122,9 +124,7 @@ class ParameterWatch:
             gradient = _dense(parameter.grad)
             if gradient is None:
                 return
-            assert parameter.grad is not None
-            known = self._unclipped.untouched(i, parameter.grad)
-            seen = self._scaled(known or self._measure.squares_of(gradient), scale)
+            seen = self._scaled(self._measure.squares_of(gradient), scale)
             count = local(parameter).numel()
             _write(tally, i, ("squares", "nonfinite", "absmax", "count"), (*seen, count))
             true = gradient if scale is None else gradient / scale
@@ -132,8 +132,8 @@ class ParameterWatch:
 
         self._each(read)
         if not self._told_before_clip:
-            for i, squares, left in self._unclipped.clipped(self.gradients()):
-                before = self._scaled(squares, left)[0]
+            for i, squares in self._unclipped.clipped(self.gradients()):
+                before = self._scaled(squares, loss_scale)[0]
                 _write(tally, i, ("before_clip", "before_clip_seen"), (before, 1.0))
 
     @torch.no_grad()

@@ -233,7 +233,7 @@ class Recorder:
             if self._plan.padding is not None:
                 self._plan.padding.backward_ended()
             if self._optimizers and self._plan.world_size == 1:  # else not reduced yet
-                self._watch.backward_ended(self._scaling.scale())
+                self._watch.backward_ended()
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self.closed or within_a_step(optimizer):
@@ -281,7 +281,7 @@ class Recorder:
     ) -> None:
         """Of one optimizer all gradients, also of parameters that no optimizer holds."""
         only = None if self._optimizers.alone() else optimizer
-        self._watch.read_gradients(self._observer.tally, scale, only)
+        self._watch.read_gradients(self._observer.tally, scale, only, self._scaling.scale())
 
     # Steps
 

@@ -4,10 +4,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
-
-from dynscope.hooks.tensors import local
 
 Squares = tuple[Tensor | float, Tensor | float, Tensor | float]
 """Sum of squares, non-finite count and largest magnitude of a gradient."""
@@ -16,9 +13,7 @@ Squares = tuple[Tensor | float, Tensor | float, Tensor | float]
 class _Reading(NamedTuple):
     gradient: "weakref.ref[Tensor]"
     version: int
-    first: Tensor  # its first elements
     squares: Squares
-    scale: Tensor | None
 
 
 class Unclipped:
@@ -38,28 +33,10 @@ class Unclipped:
         self._ends += 1
         return self._ends >= self._expected
 
-    def keep(self, i: int, gradient: Tensor, squares: Squares, scale: Tensor | None) -> None:
-        """``scale``: the loss scale that is still in the gradient."""
-        first = _first(gradient).clone()
-        at = gradient._version
-        self._readings[i] = _Reading(weakref.ref(gradient), at, first, squares, scale)
+    def keep(self, i: int, gradient: Tensor, squares: Squares) -> None:
+        self._readings[i] = _Reading(weakref.ref(gradient), gradient._version, squares)
 
-    def untouched(self, i: int, gradient: Tensor) -> Squares | None:
-        """What was read of the gradient, if it is still as it was then; on the host only.
-
-        Not every kernel that writes to a tensor counts its version up (a gradient scaler's does
-        not), so the first elements are compared too.
-        """
-        read = self._readings.get(i)
-        if read is None or read.gradient() is not gradient or gradient._version != read.version:
-            return None
-        if gradient.device.type != "cpu" or not read.first.any():
-            return None
-        return read.squares if torch.equal(read.first, _first(gradient)) else None
-
-    def clipped(
-        self, gradients: Sequence[Tensor | None]
-    ) -> Iterator[tuple[int, Squares, Tensor | None]]:
+    def clipped(self, gradients: Sequence[Tensor | None]) -> Iterator[tuple[int, Squares]]:
         """What each gradient was before it was clipped; nothing where no clipping can be told.
 
         Clipping writes to every gradient that it is given once, or puts another tensor in its
@@ -79,17 +56,13 @@ class Unclipped:
             self.unreadable = _NOT_WHOLE
         elif writes - {0}:
             for i in present:
-                yield i, self._readings[i].squares, self._readings[i].scale
+                yield i, self._readings[i].squares
 
     def finish(self) -> None:
         """The step has been taken."""
         self._readings.clear()
         self._expected, self._ends = self._ends, 0
         self.unreadable = ""
-
-
-def _first(gradient: Tensor) -> Tensor:
-    return local(gradient.detach())[(0,) * (gradient.ndim - 1)][:16] if gradient.ndim else gradient
 
 
 _REPLACED = -1

@@ -157,6 +157,7 @@ CLIPS: dict[str, Any] = {
     "by value": lambda p: nn.utils.clip_grad_value_(p, 1e-3),
     "some of them": lambda p: nn.utils.clip_grad_norm_(p[:2], 1e-2),
     "by hand": lambda p: _halve(p),
+    "a few elements behind autograd's back": lambda p: p[0].grad.data[-1].clamp_(-1e-3, 1e-3),
 }
 
 
@@ -185,7 +186,8 @@ def test_gr_03_what_clipping_changed_is_known_without_being_told(
             optimizer.step()
             optimizer.zero_grad()
     run = dynscope.load(path)
-    np.testing.assert_allclose(run["gradient/norm_before_clip"], before, rtol=1e-5)
+    if "behind" not in clip:  # what nobody counts cannot be told from nothing done
+        np.testing.assert_allclose(run["gradient/norm_before_clip"], before, rtol=1e-5)
     np.testing.assert_allclose(run["gradient/norm"], after, rtol=1e-5)
     assert not failures(run)
 
@@ -221,7 +223,7 @@ def test_gr_03_a_loss_scale_is_taken_out_of_the_norms_before_clipping(tmp_path: 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
     path, before = tmp_path / "run.h5", []
-    with dynscope.attach(model, path, optimizer=optimizer, scaler=scaler, **OPTIONS):
+    with dynscope.attach(model, path, optimizer=optimizer, **OPTIONS):  # the scaler is found
         for _ in range(3):
             scaler.scale(model(torch.randn(3, 4)).square().mean()).backward()
             scaler.unscale_(optimizer)
