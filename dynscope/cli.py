@@ -237,6 +237,7 @@ def _contents(run: "Run") -> dict[str, Any]:
         "bytes": run.path.stat().st_size,
         **asdict(run.metadata),
         "segments": run.segments,
+        "earlier_segments": run.metadata.segments,
         "steps": {"recorded": len(steps), "first": min(steps, default=None),
                   "last": max(steps, default=None), "weights": len(run.weight_steps)},
         "scalars": list(run.scalar_names),

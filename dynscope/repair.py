@@ -24,6 +24,7 @@ def repair(path: str | os.PathLike[str]) -> Run:
         settings=metadata.settings,
         anatomy=metadata.anatomy,
         optimizer_groups=run.optimizer_groups,
+        segments=metadata.segments,
     )
     RunWriter(path, header, resume=True).close()
     return Run(path)

@@ -31,6 +31,8 @@ class Metadata:
     """What a run says of itself; ``closed`` is False while it is written and after a kill.
 
     ``anatomy`` is the whole model as an indented tree: also the modules that were not recorded.
+    ``segments`` says with what other ``config``, ``settings`` and ``versions`` a resumed run was
+    recorded before, from ``segment`` ``until`` segment.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Metadata:
     world_size: int
     closed: bool
     anatomy: str = ""
+    segments: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -257,6 +260,7 @@ def _metadata(attributes: dict[str, Any]) -> Metadata:
         world_size=int(attributes["world_size"]),
         closed=bool(attributes["closed"]),
         anatomy=decode(attributes.get("anatomy", "").encode()),
+        segments=tuple(json.loads(attributes.get("segments", "[]"))),
     )
 
 

@@ -72,7 +72,12 @@ COLUMNS: tuple[Column, ...] = (
     Column("events/kind", "event", "S32", "kind of event"),
     Column("events/message", "event", "S256", "what happened"),
     Column("coverage/step", "gap", "i8", "optimizer step from which it holds"),
-    Column("coverage/kind", "gap", "S32", "what is missing: a site, a parameter, rows"),
+    Column(
+        "coverage/kind",
+        "gap",
+        "S32",
+        "what is missing: a site, a parameter, rows, a metric that nothing in the run has",
+    ),
     Column("coverage/path", "gap", "S256", "module path or parameter name, empty for all"),
     Column("coverage/metric", "gap", "S64", "metric, empty for all"),
     Column("coverage/reason", "gap", "S256", "why"),
@@ -103,7 +108,8 @@ class Header:
     ``metrics`` are all the datasets that will ever exist in the file, the user's own among them.
     ``config`` is the user's, ``settings`` are dynscope's (interval, bundle, conventions),
     ``versions`` name what recorded the run, ``anatomy`` is what was decided about the model, as an
-    indented tree. ``optimizer_groups`` is the length of the group axis.
+    indented tree. ``optimizer_groups`` is the length of the group axis. ``segments`` are the
+    config, settings and versions of the segments before, as `dynscope.run.Metadata` has them.
     """
 
     metrics: tuple[Metric, ...]
@@ -114,6 +120,7 @@ class Header:
     settings: Mapping[str, Any] = field(default_factory=dict)
     anatomy: str = ""
     optimizer_groups: int = 0
+    segments: tuple[Mapping[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         for metric in self.metrics:
@@ -129,7 +136,8 @@ class Header:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Header":
         metrics = (Metric(**{**m, "axes": tuple(m["axes"])}) for m in content["metrics"])
-        return cls(**{**content, "metrics": tuple(metrics)})
+        segments = tuple(content.get("segments", ()))
+        return cls(**{**content, "metrics": tuple(metrics), "segments": segments})
 
 
 def to_json(value: Any) -> str:

@@ -245,6 +245,7 @@ def _root_attributes(header: Header, created: str, closed: bool) -> dict[str, An
         "config": to_json(header.config),
         "settings": to_json(header.settings),
         "anatomy": encode(header.anatomy).decode(),
+        "segments": to_json(header.segments),
         "world_size": header.world_size,
         "optimizer_groups": header.optimizer_groups,
         "metrics": to_json([m.name for m in header.metrics]),

@@ -6,6 +6,7 @@ that `/committed` counts is whole. Rows are gathered for a second and appended t
 
 import errno
 import importlib
+import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -311,11 +312,27 @@ class RunWriter:
                 )
         metrics = (*self._header.metrics, *(m for m in old.metrics if m.name not in known))
         groups = max(self._header.optimizer_groups, old.optimizer_groups)
-        self._header = replace(self._header, metrics=metrics, optimizer_groups=groups)
+        self._header = replace(
+            self._header,
+            metrics=metrics,
+            optimizer_groups=groups,
+            segments=_history(old, self._header),
+        )
         self._places["site"] = {site.path: i for i, site in enumerate(old.sites)}
         self._places["parameter"] = {p.name: i for i, p in enumerate(old.parameters)}
         self.last_step, self.tokens_at = old.last_step, old.tokens_at
         self.segment = old.segments
+
+
+def _history(old: Run, new: Header) -> tuple[Mapping[str, Any], ...]:
+    """The segments of a run that is resumed, with its last one if the next differs from it."""
+    told = ("config", "settings", "versions")
+    before = {key: getattr(old.metadata, key) for key in told}
+    earlier = old.metadata.segments
+    if before == {key: json.loads(to_json(getattr(new, key))) for key in told}:
+        return earlier
+    first = earlier[-1]["until"] + 1 if earlier else 0
+    return (*earlier, {"segment": first, "until": old.segments - 1, **before})
 
 
 def _check_path(path: Path, overwrite: bool, resume: bool) -> None:

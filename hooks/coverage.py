@@ -7,20 +7,29 @@ import numpy as np
 from dynscope.hooks.anatomy import Anatomy
 from dynscope.hooks.places import Places
 from dynscope.hooks.telling import Telling
-from dynscope.tally import PARAMETER, SUMS
+from dynscope.tally import OPTIMIZER, PARAMETER, SUMS
 
 _SUBLAYERS = ("attention", "cross_attention", "ffn", "mixer")
+
+_Gaps = Iterator[tuple[str, str]]
 
 
 class Coverage:
     """Tells each gap once. ``updates``: an optimizer was given whose updates are followed."""
 
     def __init__(
-        self, anatomy: Anatomy, places: Places, telling: Telling, *, light: bool, updates: bool
+        self,
+        anatomy: Anatomy,
+        places: Places,
+        telling: Telling,
+        *,
+        light: bool,
+        full: bool,
+        updates: bool,
     ) -> None:
         self._parameters, self._places = anatomy.parameters, places
         self._missing = telling.missing
-        self._light, self._updates = light, updates
+        self._light, self._full, self._updates = light, full, updates
 
     def uncalled(self, step: int, called: Collection[int]) -> None:
         """Sites that the first recorded step did not call."""
@@ -45,8 +54,14 @@ class Coverage:
                     self._missing(step, "site", site.path, metric, reason)
         for name, metric, reason in self._of_parameters(arrays["parameters"]):
             self._missing(step, "parameter", name, metric, reason)
+        for metric, reason in (
+            *self._nowhere(sums, arrays["top"]),
+            *self._of_clipping(arrays["parameters"]),
+            *self._of_optimizer(arrays["optimizer"]),
+        ):
+            self._missing(step, "metric", "", metric, reason)
 
-    def _of_site(self, i: int, sums: Mapping[str, np.ndarray]) -> Iterator[tuple[str, str]]:
+    def _of_site(self, i: int, sums: Mapping[str, np.ndarray]) -> _Gaps:
         """Metric and reason, of a site that was called."""
         row = self._places.rows[i]
         if row.expects_gradient and sums["gradient_calls"][i] == 0:
@@ -70,6 +85,36 @@ class Coverage:
                 "activation/branch_ratio",
                 "the residual stream that it is added to is not known",
             )
+
+    def _nowhere(self, sums: Mapping[str, np.ndarray], top: np.ndarray) -> _Gaps:
+        """Metrics that no recorded site has, and why."""
+        called = [i for i in range(len(self._places.sites)) if sums["calls"][i] != 0]
+        if not called or self._light:
+            return
+        if not any(self._places.rows[i].paired for i in called):
+            for metric in ("angular_distance", *(("cosine_to_input",) if self._full else ())):
+                yield f"activation/{metric}", "no block is among the recorded sites"
+        if not any(self._places.sites[i].role in _SUBLAYERS for i in called):
+            yield "activation/branch_ratio", "no sublayer of a block is among the recorded sites"
+        found = top[called][np.isfinite(top[called][..., 0])]
+        if len(found) and (found[:, 2] < 0).all():
+            yield "massive/token", "no recorded output has an axis of tokens"
+        asked = any(self._places.rows[i].expects_gradient for i in called)
+        if not asked and not sums["gradient_calls"][called].any():
+            yield "activation_gradient", "no recorded output required grad"
+
+    def _of_clipping(self, read: np.ndarray) -> _Gaps:
+        seen, count = (read[:, PARAMETER.index(name)] for name in ("before_clip_seen", "count"))
+        if (count > 0).any() and not seen.any() and not self._light:
+            yield "gradient/norm_before_clip", "no clipping of this step's gradients was seen"
+
+    @staticmethod
+    def _of_optimizer(settings: np.ndarray) -> _Gaps:
+        if not len(settings):
+            yield "optimizer", "no optimizer was given"
+            return
+        for name in np.array(OPTIMIZER)[np.isnan(settings).all(0)]:
+            yield f"optimizer/{name}", "the optimizer has no such setting"
 
     def _of_parameters(self, read: np.ndarray) -> Iterator[tuple[str, str, str]]:
         """Name, metric and reason."""

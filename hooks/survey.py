@@ -62,7 +62,9 @@ class Survey:
             backward=not light, padding=t.padding,
         )  # fmt: skip
         followed = bool(t.optimizers) and not light
-        self.coverage = Coverage(anatomy, places, t.telling, light=light, updates=followed)
+        self.coverage = Coverage(
+            anatomy, places, t.telling, light=light, full=t.full, updates=followed
+        )
         self._columns = columns.Columns(anatomy, places, t.feed)
         self._built = _build(model)
         self._described = self._told_uncalled = False

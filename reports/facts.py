@@ -1,5 +1,6 @@
 """What is known of a run, in numbers: the tiles and the list of facts at the top of its page."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isfinite, nan
 
@@ -9,6 +10,7 @@ from dynscope.reports import words
 from dynscope.reports.charts import Tile, Tone
 from dynscope.reports.measured import Measured
 from dynscope.reports.words import number
+from dynscope.run import Metadata
 from dynscope.site import Parameter, Site, wholes
 
 
@@ -75,9 +77,27 @@ def facts(measured: Measured) -> tuple[tuple[str, str], ...]:
         rows.append(("Processes", words.integer(metadata.world_size)))
     if run.segments > 1:
         rows.append(("Resumed", words.count(run.segments - 1, "time")))
+        rows += list(_earlier(metadata))
     rows += [(name, version) for name, version in metadata.versions.items()]
     rows += [(name.replace("_", " "), str(value)) for name, value in metadata.settings.items()]
     return tuple(rows)
+
+
+def _earlier(metadata: Metadata) -> Iterator[tuple[str, str]]:
+    """What segments before the last were recorded with, where that was not the same."""
+    for before in metadata.segments:
+        differing = [
+            f"{key} = {value}"
+            for now, told in ((metadata.config, "config"), (metadata.settings, "settings"),
+                              (metadata.versions, "versions"))
+            for key, value in before[told].items()
+            if now.get(key) != value
+        ]  # fmt: skip
+        span = f"{before['segment']}" + f"-{before['until']}" * (
+            before["until"] > before["segment"]
+        )
+        if differing:
+            yield f"Segment {span} had", ", ".join(differing)
 
 
 def depths(measured: Measured) -> list[tuple[int, int]]:

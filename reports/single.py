@@ -160,7 +160,8 @@ def _coverage(measured: Measured) -> Table:
          words.integer(many), reason)
         for (kind, metric, reason), many in counted.most_common(MOST_ROWS)
     )  # fmt: skip
-    never = [one.name for one in measured.metrics if one not in _told(measured, [one])]
+    told = {gap.metric for gap in measured.run.coverage}
+    never = [m.name for m in measured.metrics if m.name not in told and not _told(measured, [m])]
     remark = "" if rows or never else "Nothing is known to be missing."
     if never:
         remark = f"Never measured in this run: {words.listing(never, 20)}."
@@ -181,8 +182,8 @@ def _of(measured: Measured, group: str) -> list[Metric]:
 
 
 def _told(measured: Measured, metrics: Sequence[Metric]) -> list[Metric]:
-    """Metrics with something to draw, or with a reason why there is nothing."""
-    missing = {gap.metric for gap in measured.run.coverage}
+    """Metrics with something to draw, or with a reason why there is nothing at a place."""
+    missing = {gap.metric for gap in measured.run.coverage if gap.path}
     return [
         metric for metric in metrics
         if metric.name in missing or not np.isnan(measured.array(metric.name)).all()

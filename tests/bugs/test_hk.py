@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
+import dynscope
 from tests.live import failures, parameter, reasons, site, train
 
 pytestmark = pytest.mark.usefixtures("quick_writer")
@@ -248,3 +249,30 @@ def test_hk_14_scripted_parts_are_told_once_and_the_rest_is_recorded(tmp_path: P
     assert parameter(run, "gradient/norm", "0.weight") > 0
     assert len([message for message in failures(run) if message.startswith("0:")]) == 1
     assert "TorchScript" in reasons(run, "0")
+
+
+def test_hk_11_metrics_that_nothing_in_the_model_has_are_told_one_by_one(tmp_path: Path) -> None:
+    path = tmp_path / "run.h5"
+    run = train(nn.Sequential(nn.Linear(4, 4)), path, [torch.randn(3, 4)] * 2, metrics="full")
+    told = {gap.metric: gap.reason for gap in run.coverage if not gap.path}
+    for metric in run.metrics:
+        values = run[metric.name].values
+        empty = (
+            bool((values < 0).all()) if values.dtype.kind == "i" else bool(np.isnan(values).all())
+        )
+        if empty and metric.axes[0] == "step":
+            assert metric.name in told or metric.group in told, metric.name
+    assert "no block" in told["activation/angular_distance"]
+    assert "no sublayer" in told["activation/branch_ratio"]
+    assert told["optimizer/eps"] == "the optimizer has no such setting"  # of SGD
+
+
+def test_hk_11_without_optimizer_or_gradients_that_is_told(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4)).requires_grad_(False)
+    path = tmp_path / "run.h5"
+    with dynscope.attach(model, path, every=1, sites="leaves", summary=False) as scope:
+        model(torch.randn(3, 4))
+        scope.step()
+    told = {gap.metric: gap.reason for gap in dynscope.load(path).coverage if not gap.path}
+    assert told["optimizer"] == "no optimizer was given"
+    assert "required grad" in told["activation_gradient"]

@@ -6,6 +6,9 @@ import numpy as np
 
 from dynscope.catalogue import METRICS
 from dynscope.feed import Feed
+from dynscope.repair import repair
+from dynscope.reports import facts
+from dynscope.reports.measured import Measured
 from dynscope.run import load
 from dynscope.schema import Header
 from dynscope.site import Site
@@ -57,3 +60,21 @@ def test_st_05_steps_repeat_go_back_and_are_large_and_of_any_integer_type(tmp_pa
     assert run["activation/variance"].values[:, 0].tolist() == [4, 3, 8, 5, 6, 2]
     assert run.scalars("loss").values.tolist() == [4, 3, 8, 5, 6, 2]
     assert any("not recorded" in event.message for event in run.events)  # 10**30
+
+
+def test_st_03_each_segment_keeps_its_own_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "run.h5"
+    for i, rate in enumerate([0.1, 0.1, 0.2, 0.3]):
+        header = Header(HEADER.metrics, config={"lr": rate, "shape": (1, 2)})
+        feed = Feed(path, header, resume=i > 0)
+        feed.sites([Site("a", "block")])
+        feed.row(i + 1, 0.0, {"activation/variance": np.array([1.0])})
+        feed.close()
+    for _ in range(2):
+        metadata = load(path).metadata
+        assert metadata.config["lr"] == 0.3
+        spans = [(s["segment"], s["until"], s["config"]["lr"]) for s in metadata.segments]
+        assert spans == [(0, 1, 0.1), (2, 2, 0.2)]
+        rows = facts.facts(Measured(load(path)))
+        assert ("Segment 0-1 had", "lr = 0.1") in rows and ("Segment 2 had", "lr = 0.2") in rows
+        repair(path)
