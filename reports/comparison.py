@@ -8,7 +8,7 @@ import numpy as np
 from dynscope.catalogue import METRICS, Metric
 from dynscope.depth import FFN_BAND
 from dynscope.errors import InputError
-from dynscope.reports import cards, contrast, facts, overlays, pairing, words
+from dynscope.reports import cards, contrast, facts, overlays, pairing, weights, words
 from dynscope.reports.charts import Card, Chart, Contents, Section, Table, Tile
 from dynscope.reports.figures import with_reference
 from dynscope.reports.measured import Measured
@@ -197,6 +197,9 @@ def _tables(sides: Sequence[Side]) -> Iterator[Table]:
                 tuple((key, *values) for key, values in differing.items()),
                 "" if differing else "No entry differs.")  # fmt: skip
     yield Table("About these runs", head, rows)
+    scales = weights.scale_table([(side.letter, side.measured) for side in sides])
+    if scales is not None:
+        yield scales
     alone = tuple(pairing.only_in(sides))
     remark = f"The first {MOST_ROWS} of {len(alone)}." if len(alone) > MOST_ROWS else ""
     if alone:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from dynscope.catalogue import Metric
-from dynscope.reports import cards, facts, overview, words
+from dynscope.reports import cards, facts, overview, weights, words
 from dynscope.reports.charts import Card, Contents, Section, Table, Tile
 from dynscope.reports.measured import Measured
 from dynscope.reports.page import Report
@@ -130,7 +130,10 @@ def _weibull(measured: Measured) -> Section:
         "How weight magnitudes are distributed, by weight class and depth. Gaussian "
         "initialization lies on the half-normal line; training moves query and key matrices most."
     )
-    return Section("weibull", "Weibull shape", lead, found)
+    more = (weights.published_card(measured), weights.scale_card(measured))
+    table = weights.role_table(measured)
+    found = (*found[:1], *(card for card in more if card), *found[1:])
+    return Section("weibull", "Weibull shape", lead, found, (table,) if table else ())
 
 
 def _others(measured: Measured) -> Section:
