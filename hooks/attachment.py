@@ -23,6 +23,7 @@ from dynscope.hooks.places import Places
 from dynscope.hooks.recorder import Plan, Recorder, end_recording_of
 from dynscope.hooks.schedule import Spec, describe, schedule
 from dynscope.hooks.survey import retrace
+from dynscope.hooks.wrapped import Followed, followed
 from dynscope.schema import Header
 
 MetricChoice = str | SiteMetric | Sequence[str | SiteMetric]
@@ -171,16 +172,18 @@ def attach(
 
 def _optimizers(given: Any) -> Optimizers:
     each = () if given is None else given if isinstance(given, (list, tuple)) else (given,)
+    found: list[Followed] = []
     for one in each:
-        if not hasattr(one, "register_step_pre_hook"):
+        if not (inside := followed(one)):
             raise InputError(
-                f"optimizer={type(one).__name__}: give a torch.optim.Optimizer, a list of several, or "
-                "none and call scope.step() once per step",
+                f"optimizer={type(one).__name__}: give a torch.optim.Optimizer or a wrapper that holds "
+                "one, a list of several, or none and call scope.step() once per step",
                 2,
             )
-    if len({id(one) for one in each}) < len(each):
+        found += inside
+    if len({id(one.optimizer) for one in found}) < len(found):
         raise InputError("optimizer=[...] names one optimizer twice: give each once", 2)
-    return Optimizers(each)
+    return Optimizers(found)
 
 
 def _check(model: object, scaler: object) -> None:

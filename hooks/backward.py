@@ -1,5 +1,6 @@
 """The end of a backward, when every gradient of it is there and nobody has touched one yet."""
 
+import contextlib
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -13,35 +14,36 @@ class BackwardEnd:
     """Calls ``then`` at the end of each backward in which it was woken, by a hook inside of it.
 
     A backward inside another one (reentrant checkpointing) has no end of its own: while it runs
-    gradients are incomplete. Neither has one of compiled autograd. ``unseen`` says that there was
-    such a backward since `forget`.
+    gradients are incomplete. Neither has one of compiled autograd.
     """
 
     def __init__(self, then: Callable[[], None]) -> None:
-        self._then, self._waiting = then, False
-        self.unseen = False
+        self._then, self._asked = then, False
+        self.coming = False  # whether the end of the backward that is under way will be seen
 
     def wake(self) -> None:
         """Ask to be called; cheap when asked again in the same backward."""
-        if self._waiting:
+        if self._asked:
             return
-        self._waiting = True
+        self._asked = True
         if _nested(sys._getframe(1)):
-            self.unseen = True
             return
-        try:
-            engine = torch.autograd.Variable._execution_engine
-            engine.queue_callback(self._ended)
-        except RuntimeError:
-            self.unseen = True
+        with contextlib.suppress(RuntimeError):  # outside of a backward
+            torch.autograd.Variable._execution_engine.queue_callback(self._ended)
+            self.coming = True
 
     def _ended(self) -> None:
-        self._waiting = False
+        self._asked = self.coming = False
         self._then()
 
     def forget(self) -> None:
         """No backward is under way: a forward begins, or a step has been taken."""
-        self._waiting = False
+        self._asked = self.coming = False
+
+
+def inside_backward() -> bool:
+    """Whether a backward is running that calls us."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def _nested(frame: FrameType | None) -> bool:

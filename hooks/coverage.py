@@ -106,7 +106,7 @@ class Coverage:
     def _of_clipping(self, read: np.ndarray) -> _Gaps:
         seen, count = (read[:, PARAMETER.index(name)] for name in ("before_clip_seen", "count"))
         if (count > 0).any() and not seen.any() and not self._light:
-            yield "gradient/norm_before_clip", "no clipping of this step's gradients was seen"
+            yield "gradient/norm_before_clip", _NO_CLIPPING
 
     @staticmethod
     def _of_optimizer(settings: np.ndarray) -> _Gaps:
@@ -134,3 +134,7 @@ class Coverage:
 
 
 _NEVER_CALLED = "never called in training"
+_NO_CLIPPING = (
+    "no call of clip_grad_norm_ or clip_grad_value_ was seen (clipping by other means is told by "
+    "scope.before_clip())"
+)

@@ -72,6 +72,13 @@ class OwnMetrics:
         self._metrics, self._telling = tuple(metrics), telling
         self._quiet: set[tuple[str, int]] = set()
 
+    def put(self, group: str, tally: Tally, row: int, path: str, x: Tensor) -> None:
+        """The values that the metrics of ``group`` have for ``x``, in place of those of ``row``."""
+        for metric in self._metrics:
+            if metric.group == group:
+                tally.custom(metric.name)[row] = 0
+        self.add(group, tally, row, path, x)
+
     def add(self, group: str, tally: Tally, row: int, path: str, x: Tensor) -> None:
         """Merge the values that the metrics of ``group`` have for ``x`` into ``row``."""
         for metric in self._metrics:

@@ -1,7 +1,7 @@
 """Gradients and updates of the parameters, read around the optimizer's step."""
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from dynscope.hooks.reduce import sparse_stride
 from dynscope.hooks.tally import Tally
 from dynscope.hooks.telling import Telling, named
 from dynscope.hooks.tensors import local
-from dynscope.hooks.unclipped import Squares, Unclipped
+from dynscope.hooks.unclipped import Given, Reading, Squares, Unclipped
 from dynscope.tally import PARAMETER
 
 UPDATE_SAMPLE = 2**14
@@ -67,7 +67,8 @@ class ParameterWatch:
         self._tensors = [anatomy.tensors[name] for name in self.names]
         self._quiet: set[int] = set()
         self._before: dict[int, _Sample] = {}
-        self._unclipped, self._told_before_clip = Unclipped(), False
+        self._unclipped = Unclipped()
+        self._places: dict[int, int] | None = None  # rows by the identity of their parameter
 
     def numel(self) -> np.ndarray:
         """Numbers in each parameter, two to a complex element; 0 where it has none yet."""
@@ -80,28 +81,16 @@ class ParameterWatch:
 
     def current(self) -> list[Tensor | None]:
         """The parameters as they are now; None where one was removed."""
-        return [
-            tensor if owner is None else owner._parameters.get(attribute)
-            for (owner, attribute), tensor in zip(self._owners, self._tensors, strict=True)
-        ]
+        return [self._now(i) for i in range(len(self.names))]
 
     def gradients(self) -> list[Tensor | None]:
         """What lies in every parameter's ``grad`` now."""
         return [None if p is None or is_lazy(p) else p.grad for p in self.current()]
 
-    @torch.no_grad()
-    def backward_ended(self) -> None:
-        """Read the gradients before anyone clips them."""
-        if not self._unclipped.due():
-            return
-
-        def read(i: int, parameter: Tensor) -> None:
-            gradient = parameter.grad
-            if gradient is not None and gradient.layout == torch.strided and gradient.numel():
-                squares = self._measure.squares_of(_real(local(gradient.detach())))
-                self._unclipped.keep(i, gradient, squares)
-
-        self._each(read)
+    def renew(self) -> None:
+        """A forward begins or a backward is over: gradients are added to, parameters may be others."""
+        self._unclipped.renew()
+        self._places = None
 
     @torch.no_grad()
     def read_gradients(
@@ -109,52 +98,72 @@ class ParameterWatch:
         tally: Tally,
         scale: Tensor | float | None = None,
         optimizer: torch.optim.Optimizer | None = None,
-        loss_scale: Tensor | None = None,
     ) -> None:
         """What the optimizer is about to apply; ``scale`` is a loss scale still in the gradients.
 
-        Of all parameters, or of those that ``optimizer`` holds. ``loss_scale`` is that which they had
-        at the end of the backward.
+        Of all parameters, or of those that ``optimizer`` holds.
         """
-        wanted = None if optimizer is None else held(optimizer)
 
         def read(i: int, parameter: Tensor) -> None:
-            if wanted is not None and id(parameter) not in wanted:
-                return
             gradient = _dense(parameter.grad)
             if gradient is None:
                 return
-            seen = self._scaled(self._measure.squares_of(gradient), scale)
+            seen = _scaled(self._measure.squares_of(gradient), scale)
             count = local(parameter).numel()
             _write(tally, i, ("squares", "nonfinite", "absmax", "count"), (*seen, count))
             true = gradient if scale is None else gradient / scale
-            self._own.add("gradient", tally, i, self.names[i], true)
+            self._own.put("gradient", tally, i, self.names[i], true)
 
-        self._each(read)
-        if not self._told_before_clip:
-            for i, squares in self._unclipped.clipped(self.gradients()):
-                before = self._scaled(squares, loss_scale)[0]
-                _write(tally, i, ("before_clip", "before_clip_seen"), (before, 1.0))
+        self._each(read, self._rows(optimizer))
 
     @torch.no_grad()
-    def read_before_clip(self, tally: Tally) -> None:
-        """The norms before the user clips, who says so."""
-        self._told_before_clip = True
+    def read_before_clip(
+        self, scaler: Any | None, *, scaled: bool, given: Given | None = None
+    ) -> None:
+        """The gradients before they are clipped: those ``given``, or of all parameters.
+
+        ``scaled``: whether the loss scale of ``scaler`` is still in them.
+        """
+        wanted = None if given is None else {id(gradient) for gradient in given}
 
         def read(i: int, parameter: Tensor) -> None:
+            if wanted is not None and id(parameter.grad) not in wanted:
+                return
             gradient = _dense(parameter.grad)
-            if gradient is not None:
-                squares = self._measure.squares_of(gradient)[0]
-                _write(tally, i, ("before_clip", "before_clip_seen"), (squares, 1.0))
+            if gradient is not None and self._unclipped.due(i):
+                squares = self._measure.squares_of(gradient)
+                self._unclipped.keep(i, Reading(squares, scaled, scaler))
 
         self._each(read)
 
-    def finish(self) -> str:
-        """The step has been taken; why the norms before clipping are not known, if they are not."""
-        reason = "" if self._told_before_clip else self._unclipped.unreadable
+    @torch.no_grad()
+    def write_before_clip(
+        self,
+        tally: Tally,
+        scaler: Any | None,
+        scale: Tensor | None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> str:
+        """What was clipped in this step, and beside it what was not: that is what is applied.
+
+        ``scaler`` and its ``scale`` are those of the step. Returns why nothing is known, if so.
+        """
+        for i, reading in self._unclipped.take(list(self._rows(optimizer))):
+            if reading is None:
+                _copy(tally, i, ("squares", "count"), ("before_clip", "before_clip_seen"))
+                continue
+            if reading.scaler is not scaler and scale is not None:
+                return (
+                    "which gradient scaler they were scaled by was not known when they were clipped"
+                )
+            squares = _scaled(reading.squares, scale if reading.scaled else None)[0]
+            _write(tally, i, ("before_clip", "before_clip_seen"), (squares, 1.0))
+        return ""
+
+    def finish(self) -> None:
+        """The step has been taken."""
         self._unclipped.finish()
-        self._told_before_clip = False
-        return reason
+        self._places = None
 
     @torch.no_grad()
     def before_step(self, optimizer: torch.optim.Optimizer | None) -> None:
@@ -165,14 +174,12 @@ class ParameterWatch:
         self._before.clear()
         if self._light:
             return
-        wanted = None if optimizer is None else held(optimizer)
 
         def keep(i: int, parameter: Tensor) -> None:
-            if wanted is None or id(parameter) in wanted:
-                sample = self._sample(parameter)
-                self._before[i] = _Sample(parameter, parameter.data_ptr(), sample, sample.clone())
+            sample = self._sample(parameter)
+            self._before[i] = _Sample(parameter, parameter.data_ptr(), sample, sample.clone())
 
-        self._each(keep)
+        self._each(keep, self._rows(optimizer))
 
     @torch.no_grad()
     def after_step(self, tally: Tally) -> None:
@@ -192,7 +199,7 @@ class ParameterWatch:
                 weights.append(_wide(kept))
                 now.append(_wide(after))
 
-        self._each(read)
+        self._each(read, list(self._before))
         self._before.clear()
         if not found:
             return
@@ -214,15 +221,26 @@ class ParameterWatch:
         axes = (len(lines), *parameter.shape)
         return lines[:: sparse_stride(len(lines), axes, UPDATE_SAMPLE // LINE)]
 
-    @staticmethod
-    def _scaled(seen: Squares, scale: Tensor | float | None) -> Squares:
-        squares, nonfinite, absmax = seen
-        if scale is not None:
-            squares, absmax = squares / scale**2, absmax / scale
-        return squares, nonfinite, absmax
+    def _rows(self, optimizer: torch.optim.Optimizer | None) -> Collection[int]:
+        """The rows of the parameters that ``optimizer`` holds, of None all.
 
-    def _each(self, read: Callable[[int, Tensor], None]) -> None:
-        for i, parameter in enumerate(self.current()):
+        Many optimizers of one parameter each must not look through all parameters each.
+        """
+        if optimizer is None:
+            return range(len(self.names))
+        if self._places is None:
+            self._places = {id(p): i for i, p in enumerate(self.current()) if p is not None}
+        return sorted(self._places[each] for each in held(optimizer) if each in self._places)
+
+    def _now(self, i: int) -> Tensor | None:
+        owner, attribute = self._owners[i]
+        return self._tensors[i] if owner is None else owner._parameters.get(attribute)
+
+    def _each(
+        self, read: Callable[[int, Tensor], None], rows: Collection[int] | None = None
+    ) -> None:
+        for i in range(len(self.names)) if rows is None else rows:
+            parameter = self._now(i)
             if i in self._quiet or parameter is None or not parameter.requires_grad:
                 continue
             if is_lazy(parameter) or parameter.is_meta or parameter.numel() == 0:
@@ -242,6 +260,13 @@ def _owner(anatomy: Anatomy, name: str) -> tuple[nn.Module | None, str]:
         return None, attribute
     held = module._parameters.get(attribute) is anatomy.tensors[name]
     return (module if held else None), attribute
+
+
+def _scaled(seen: Squares, scale: Tensor | float | None) -> Squares:
+    squares, nonfinite, absmax = seen
+    if scale is not None:
+        squares, absmax = squares / scale**2, absmax / scale
+    return squares, nonfinite, absmax
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -271,3 +296,9 @@ def _write(tally: Tally, row: int, names: Sequence[str], values: Sequence[Tensor
         return
     for name, value in zip(names, values, strict=True):
         tally.parameters[row, _COLUMN[name]] = value
+
+
+def _copy(tally: Tally, row: int, names: Sequence[str], to: Sequence[str]) -> None:
+    cells = tally.parameters if tally.on_host is None else tally.on_host["parameters"]
+    for name, other in zip(names, to, strict=True):
+        cells[row, _COLUMN[other]] = cells[row, _COLUMN[name]]

@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import os
+import sys
 import time
 import weakref
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from dynscope.feed import Feed
 from dynscope.hooks.anatomy import Anatomy
-from dynscope.hooks.backward import BackwardEnd
+from dynscope.hooks.backward import BackwardEnd, inside_backward
 from dynscope.hooks.cost import Cost
 from dynscope.hooks.custom import OwnMetrics, SiteMetric
 from dynscope.hooks.delivery import Delivery
@@ -27,8 +28,8 @@ from dynscope.hooks.optimizer import (
     Optimizers,
     evaluates,
     found_inf,
+    in_a_step,
     read_optimizer,
-    within_a_step,
 )
 from dynscope.hooks.padding import Padding
 from dynscope.hooks.parameters import ParameterWatch
@@ -38,6 +39,7 @@ from dynscope.hooks.scaling import Scaling
 from dynscope.hooks.schedule import Schedule
 from dynscope.hooks.survey import Survey, Tools, retrace
 from dynscope.hooks.telling import Telling, log
+from dynscope.hooks.unclipped import ClippingHook, Given
 
 
 @dataclass(frozen=True)
@@ -93,10 +95,13 @@ class Recorder:
         self._delivery = Delivery(feed, telling, patient=bool(optimizers), tokens=tokens)
         self._cost = Cost(plan.budget)
         self._timed = self._cost.timed
-        self._skipping = False
+        self._skipping = self._read_inside = self._stepped_inside = False
         self._weighed = -1
         self._survey = self._new_survey()
-        self._handles = optimizers.hook(self._before_step, self._after_step)
+        optimizers.hook(self._before_step, self._after_step, self._other_steps)
+        self._clipping = ClippingHook(self._clipped)
+        for each in optimizers.wrappers():
+            self.tell("optimizer", each)
         with self._guarded("the weights"):
             self._survey.describe()
             self._weigh(start_step)
@@ -152,6 +157,8 @@ class Recorder:
                 self._delivery.count(int(tokens))
             if self._optimizers:
                 self._delivery.release()
+                if step is not None and int(step) != self.steps:
+                    self._refuse(int(step))
                 return
             if step is not None:
                 self.steps = int(step) - 1
@@ -160,15 +167,30 @@ class Recorder:
                     if (
                         self._observer.started or self._survey.blind
                     ):  # else what lies in .grad is of an earlier step
-                        self._watch.read_gradients(self._observer.tally)
+                        self._read_gradients()
                     self._watch.after_step(self._observer.tally)
             self._finish_step()
 
+    def _refuse(self, step: int) -> None:
+        reason = (
+            f"scope.step(step={step}): the optimizer counts the steps and this is step {self.steps}; "
+            "give attach() start_step= for another beginning, or no optimizer= to count yourself"
+        )
+        if self._telling.once(reason.partition("=")[0]):
+            log.warning("dynscope: %s", reason)
+            self.tell("step", reason)
+
     def before_clip(self) -> None:
-        """Call before clipping: gradient/norm_before_clip is recorded beside gradient/norm."""
+        """Call before clipping by other means than PyTorch's functions, which are seen:
+        gradient/norm_before_clip is recorded beside gradient/norm."""
+        self._clipped(None)
+
+    def _clipped(self, given: Given | None) -> None:
+        """Gradients are about to be clipped: those ``given``, or all."""
         if self._observer.switch.armed and not self.closed:
             with self._guarded("before_clip"), self._timed():
-                self._watch.read_before_clip(self._observer.tally)
+                scaled = self._scaling.left_in(self._optimizers)
+                self._watch.read_before_clip(self._scaling.scaler, scaled=scaled, given=given)
 
     def close(self) -> None:
         """Record the weights once more, remove every hook and finish the file."""
@@ -180,8 +202,8 @@ class Recorder:
             self._delivery.release()
         self.disown()
         self._survey.unhook()
-        for handle in self._handles:
-            handle.remove()
+        self._optimizers.unhook()
+        self._clipping.remove()
         self._delivery.close()
         self._feed.close()
 
@@ -214,34 +236,55 @@ class Recorder:
                 self._follow(module)
             self._delivery.release()
             self._observer.started |= training
+            if self._passes.stepping and not self._optimizers.under_way():
+                self._passes.stepping = False  # a step that raised
             if training and self._observer.switch.armed:
                 self._drop_if_skipped()
                 self._drop_if_cleared()
+                self._before_gradients()
             self._backward.forget()
         if self._plan.padding is not None and training and self._observer.switch.armed:
             with self._guarded("the mask"):
                 self._plan.padding.enter(module, args, kwargs)
 
+    def _before_gradients(self) -> None:
+        """Gradients change from here on, until they are clipped and applied."""
+        self._watch.renew()
+        self._optimizers.go_last()
+
     def _backward_ended(self) -> None:
         """A backward is over, and what it left in the gradients has not been touched yet."""
-        if self.closed or not self._observer.switch.armed:
+        if self.closed:
             return
-        with self._guarded("the end of a backward"), self._timed():
-            reachable = any(p is not None and p.requires_grad for p in self._watch.current())
-            left = any(g is not None for g in self._watch.gradients())
-            self._passes.ended = left or not reachable
-            if self._plan.padding is not None:
-                self._plan.padding.backward_ended()
-            if self._optimizers and self._plan.world_size == 1:  # else not reduced yet
-                self._watch.backward_ended()
+        if self._observer.switch.armed:
+            with self._guarded("the end of a backward"), self._timed():
+                reachable = any(p is not None and p.requires_grad for p in self._watch.current())
+                left = any(g is not None for g in self._watch.gradients())
+                self._passes.ended = left or not reachable
+                if self._plan.padding is not None:
+                    self._plan.padding.backward_ended()
+                self._before_gradients()
+        if self._stepped_inside:
+            self._stepped_inside = False
+            with self._guarded("the end of a backward"):
+                if self._optimizers.ended():
+                    self._finish_step()
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self.closed or within_a_step(optimizer):
+        if self.closed:
             return
-        self._skipping, self._passes.stepping = False, True
+        if in_a_step(self._optimizers.family(optimizer), sys._getframe(1)):
+            self._before_inner_step(optimizer, args, kwargs)
+            return
+        self._skipping, self._passes.stepping, self._read_inside = False, True, False
         with self._guarded("optimizer step"), self._timed():
             self._delivery.release()
-            if self._scaling.find() and self._scaling.has_skipped():
+            if inside_backward():
+                self._backward.wake()
+            if (
+                self._scaling.find(optimizer, alone=self._optimizers.alone())
+                and self._scaling.has_skipped()
+            ):
                 self._skip(
                     "the gradient scaler skipped steps before this one",
                     drop=not self._passes.dropped,
@@ -250,15 +293,22 @@ class Recorder:
             if not self._observer.switch.armed:
                 return
             tally = self._observer.tally
-            read_optimizer(optimizer, tally, self._optimizers.first_group(optimizer))
-            known, now = len(tally.optimizer), len(self._optimizers.groups())
-            self._survey.coverage.groups(self.steps + 1, known, now)
+            outer, place, now = self._optimizers.group_places(optimizer)
+            read_optimizer(outer, tally, place)
+            self._survey.coverage.groups(self.steps + 1, len(tally.optimizer), now)
             if not evaluates(args, kwargs):
                 self._read_gradients(optimizer, getattr(optimizer, "grad_scale", None))
-            self._watch.before_step(optimizer)
+            self._watch.before_step(outer)
+
+    def _before_inner_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """A step inside of another one: what it applies is what is applied."""
+        if self._observer.switch.armed and not evaluates(args, kwargs):
+            with self._guarded("optimizer step"), self._timed():
+                self._read_gradients(optimizer, getattr(optimizer, "grad_scale", None))
+                self._read_inside = True
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self.closed or within_a_step(optimizer):
+        if self.closed or in_a_step(self._optimizers.family(optimizer), sys._getframe(1)):
             return
         self._passes.stepping = False
         with self._guarded("optimizer step"):
@@ -270,18 +320,41 @@ class Recorder:
             self._passes.stepped = True
             if self._observer.switch.armed:
                 with self._timed():
-                    if evaluates(args, kwargs):
+                    if evaluates(args, kwargs) and not self._read_inside:
                         self._read_gradients(optimizer)
                     self._watch.after_step(self._observer.tally)
-            if self._optimizers.stepped(optimizer):
+            over = self._optimizers.stepped(optimizer)
+            if inside_backward() and self._backward.coming:
+                self._stepped_inside = True
+            elif over:
                 self._finish_step()
 
+    def _other_steps(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """An optimizer steps that may not be ours."""
+        if self.closed or self._passes.stepping or self._optimizers.knows(optimizer):
+            return
+        with self._guarded("another optimizer"):
+            mine = {id(p) for p in self._watch.current() if p is not None and p.requires_grad}
+            replaced = self._optimizers.replace(optimizer, mine)
+            if replaced and self._telling.once(replaced):
+                self.tell("replaced", replaced)
+
     def _read_gradients(
-        self, optimizer: torch.optim.Optimizer, scale: Tensor | float | None = None
+        self,
+        optimizer: torch.optim.Optimizer | None = None,
+        scale: Tensor | float | None = None,
     ) -> None:
         """Of one optimizer all gradients, also of parameters that no optimizer holds."""
+        tally, scaling = self._observer.tally, self._scaling
         only = None if self._optimizers.alone() else optimizer
-        self._watch.read_gradients(self._observer.tally, scale, only, self._scaling.scale())
+        self._watch.read_gradients(tally, scale, only)
+        unknown = self._watch.write_before_clip(tally, scaling.scaler, scaling.scale(), only)
+        if unknown:
+            step = self.steps + 1
+            self._telling.missing(step, "metric", "", "gradient/norm_before_clip", unknown)
+        if optimizer is not None and not self._optimizers.is_last(optimizer):
+            reason = "hooks registered since the last backward run later and may change gradients"
+            self._telling.missing(self.steps + 1, "metric", "", "gradient/norm", reason)
 
     # Steps
 
@@ -321,8 +394,8 @@ class Recorder:
 
     def _end_step(self) -> None:
         self.steps += 1
-        if reason := self._watch.finish() or (self._backward.unseen and _NO_END):
-            self._telling.missing(self.steps, "parameter", "", "gradient/norm_before_clip", reason)
+        self._watch.finish()
+        self._optimizers.finish()
         self._passes.finish()
         with self._guarded("the step's row"):
             if self._observer.switch.armed:
@@ -398,9 +471,6 @@ class Recorder:
             return
         self._weighed = step
         self._feed.weights(step, time.time(), self._survey.weigh(), via="histograms")
-
-
-_NO_END = "a backward inside another one has no end of its own: call scope.before_clip()"
 
 
 _recorders: "weakref.WeakSet[Recorder]" = weakref.WeakSet()

@@ -22,6 +22,12 @@ class Telling:
         log.info("dynscope: %s", message)
         self._feed.event(self._steps(), time.time(), kind, message)
 
+    def once(self, what: str) -> bool:
+        """Whether this is asked for the first time: nobody wants to be told twice."""
+        known = ("", what) in self._told
+        self._told.add(("", what))
+        return not known
+
     def missing(self, step: int | None, kind: str, path: str, metric: str, reason: str) -> None:
         """Say once why ``metric`` at ``path`` is not in the file; ``step`` None: the one in progress."""
         if (path, metric) not in self._told:
@@ -43,8 +49,7 @@ class Telling:
         try:
             yield
         except Exception as error:
-            if ("", what) not in self._told:
-                self._told.add(("", what))
+            if self.once(what):
                 log.warning("dynscope: error in %s, the training goes on", what, exc_info=True)
                 reason = f"error in {what}: {named(error)}"
                 self._feed.event(self._steps(), time.time(), "failure", reason)

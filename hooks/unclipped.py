@@ -1,69 +1,97 @@
-"""What gradients were before somebody clipped them: read at the end of each backward."""
+"""What gradients were before they were clipped: read where PyTorch's own clipping begins."""
 
-import weakref
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
+from torch.nn.utils import clip_grad
 
 Squares = tuple[Tensor | float, Tensor | float, Tensor | float]
 """Sum of squares, non-finite count and largest magnitude of a gradient."""
 
+Given = Sequence[Tensor | None]
 
-class _Reading(NamedTuple):
-    gradient: "weakref.ref[Tensor]"
-    version: int
+
+class ClippingHook:
+    """Calls ``then`` with the gradients that are about to be clipped, until it is removed.
+
+    Only a call of `clip_grad_norm_`, `clip_grads_with_norm_` or `clip_grad_value_` says that
+    gradients are clipped: dividing them by a number of batches writes to them just so. All of them
+    sort their gradients with one function before they write. It is looked up in their module, and
+    while such hooks live it is found there with a look around it: however the user imported them.
+    """
+
+    def __init__(self, then: Callable[[Given], None]) -> None:
+        self._then = then
+        if not _hooks and _sort is not None:
+            setattr(clip_grad, _SORT, _sort_and_tell)
+        _hooks.append(self)
+
+    def tell(self, gradients: Given) -> None:
+        self._then(gradients)
+
+    def remove(self) -> None:
+        if self in _hooks:
+            _hooks.remove(self)
+        if not _hooks and getattr(clip_grad, _SORT, None) is _sort_and_tell:
+            setattr(clip_grad, _SORT, _sort)
+
+
+_SORT = "_group_tensors_by_device_and_dtype"
+_sort: Callable[..., Any] | None = getattr(clip_grad, _SORT, None)
+_CLIPS = {"clip_grad_norm_", "_clip_grads_with_norm_", "clip_grad_value_"}  # not `_get_total_norm`
+_hooks: list[ClippingHook] = []
+
+
+def _sort_and_tell(tensors: Sequence[Given], *args: Any, **kwargs: Any) -> Any:
+    assert _sort is not None
+    if not torch.compiler.is_compiling() and sys._getframe(1).f_code.co_name in _CLIPS:
+        for hook in tuple(_hooks):
+            hook.tell(tensors[0])
+    return _sort(tensors, *args, **kwargs)
+
+
+class Reading(NamedTuple):
+    """A gradient before clipping, and what is known of the loss scale in it then.
+
+    ``scaled``: whether it was still in, as far as ``scaler`` (None: none was known) tells.
+    """
+
     squares: Squares
+    scaled: bool
+    scaler: Any | None
 
 
 class Unclipped:
-    """The last readings of every parameter's gradient, by the parameter's number.
-
-    With accumulation only the last backward of a step matters. How many there are is learned from
-    the step before, so that the earlier ones need not be read.
-    """
+    """What each gradient of the step in progress was when it was first clipped after a backward."""
 
     def __init__(self) -> None:
-        self._readings: dict[int, _Reading] = {}
-        self._ends = self._expected = 0
-        self.unreadable = ""  # why nothing can be told of this step
+        self._readings: dict[int, Reading] = {}
+        self._done: set[int] = set()
 
-    def due(self) -> bool:
-        """Whether the backward that ends now is to be read."""
-        self._ends += 1
-        return self._ends >= self._expected
+    def due(self, i: int) -> bool:
+        """Whether a gradient has not been clipped yet since the last backward."""
+        return i not in self._done
 
-    def keep(self, i: int, gradient: Tensor, squares: Squares) -> None:
-        self._readings[i] = _Reading(weakref.ref(gradient), gradient._version, squares)
+    def keep(self, i: int, reading: Reading) -> None:
+        self._done.add(i)
+        self._readings[i] = reading
 
-    def clipped(self, gradients: Sequence[Tensor | None]) -> Iterator[tuple[int, Squares]]:
-        """What each gradient was before it was clipped; nothing where no clipping can be told.
+    def renew(self) -> None:
+        """Another backward adds to the gradients: what is clipped then counts."""
+        self._done.clear()
 
-        Clipping writes to every gradient that it is given once, or puts another tensor in its
-        place. If gradients differ in how often they were written to since the last backward, or
-        one was not there yet, that backward was not whole, and nothing is known.
-        """
-        present = {i: g for i, g in enumerate(gradients) if g is not None}
-        writes: set[int] = set()
-        for i, gradient in present.items():
-            read = self._readings.get(i)
-            if read is None:
-                self.unreadable = _NOT_WHOLE if self._readings else ""
-                return
-            same = read.gradient() is gradient
-            writes.add(gradient._version - read.version if same else _REPLACED)
-        if len(writes - {0}) > 1:
-            self.unreadable = _NOT_WHOLE
-        elif writes - {0}:
-            for i in present:
-                yield i, self._readings[i].squares
+    def take(self, rows: Sequence[int]) -> Iterator[tuple[int, Reading | None]]:
+        """What each of ``rows`` was, None where it was not clipped; nothing if none of them was."""
+        if not any(i in self._readings for i in rows):
+            return
+        for i in rows:
+            self._done.discard(i)
+            yield i, self._readings.pop(i, None)
 
     def finish(self) -> None:
         """The step has been taken."""
         self._readings.clear()
-        self._expected, self._ends = self._ends, 0
-        self.unreadable = ""
-
-
-_REPLACED = -1
-_NOT_WHOLE = "the gradients at the end of the last backward were not those that were clipped"
+        self._done.clear()

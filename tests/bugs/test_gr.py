@@ -1,6 +1,7 @@
 """Gradients, optimizers and loss scaling; one test per reported case."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -156,15 +157,13 @@ CLIPS: dict[str, Any] = {
     "one by one": lambda p: nn.utils.clip_grad_norm_(p, 1e-2, foreach=False),
     "by value": lambda p: nn.utils.clip_grad_value_(p, 1e-3),
     "some of them": lambda p: nn.utils.clip_grad_norm_(p[:2], 1e-2),
-    "by hand": lambda p: _halve(p),
-    "a few elements behind autograd's back": lambda p: p[0].grad.data[-1].clamp_(-1e-3, 1e-3),
+    "group by group": lambda p: [nn.utils.clip_grad_norm_(some, 1e-2) for some in (p[:2], p[2:])],
+    "twice": lambda p: [nn.utils.clip_grad_value_(p, 1e-3), nn.utils.clip_grad_norm_(p, 1e-4)],
+    "a norm found before": lambda p: nn.utils.clip_grads_with_norm_(
+        p, 1e-2, nn.utils.get_total_norm([each.grad for each in p])
+    ),
+    "nothing that was too large": lambda p: nn.utils.clip_grad_norm_(p, 1e6),
 }
-
-
-def _halve(parameters: list[Tensor]) -> None:
-    for each in parameters:
-        assert each.grad is not None
-        each.grad = 0.5 * each.grad
 
 
 @pytest.mark.parametrize("batches", [1, 3])
@@ -186,26 +185,160 @@ def test_gr_03_what_clipping_changed_is_known_without_being_told(
             optimizer.step()
             optimizer.zero_grad()
     run = dynscope.load(path)
-    if "behind" not in clip:  # what nobody counts cannot be told from nothing done
-        np.testing.assert_allclose(run["gradient/norm_before_clip"], before, rtol=1e-5)
+    np.testing.assert_allclose(run["gradient/norm_before_clip"], before, rtol=1e-5)
     np.testing.assert_allclose(run["gradient/norm"], after, rtol=1e-5)
     assert not failures(run)
 
 
+def _divide(model: nn.Module) -> None:
+    for p in model.parameters():
+        assert p.grad is not None
+        p.grad /= 4
+
+
+NOT_CLIPS: dict[str, Callable[[nn.Module], Any]] = {
+    "an average": _divide,
+    "a regulariser": lambda model: (
+        torch.stack([p.square().sum() for p in model.parameters()]).sum().backward()
+    ),
+    "a norm that is only looked at": lambda model: nn.utils.get_total_norm(
+        [p.grad for p in model.parameters() if p.grad is not None]
+    ),
+    "other parameters are clipped": lambda _: nn.utils.clip_grad_norm_(_clippable(), 1e-3),
+}
+
+
+def _clippable() -> list[Tensor]:
+    parameter = nn.Parameter(torch.ones(3))
+    parameter.grad = torch.ones(3)
+    return [parameter]
+
+
+@pytest.mark.parametrize("then_clip", [False, True])
+@pytest.mark.parametrize("change", NOT_CLIPS)
+def test_gr_03_what_is_no_clipping_is_not_taken_for_one(
+    tmp_path: Path, change: str, then_clip: bool
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    path, before, after = tmp_path / "run.h5", [], []
+    with dynscope.attach(model, path, optimizer=optimizer, **OPTIONS):
+        for _ in range(3):
+            model(torch.randn(3, 4)).square().mean().backward()
+            NOT_CLIPS[change](model)
+            before.append([norm(p.grad) for p in model.parameters()])
+            if then_clip:
+                nn.utils.clip_grad_norm_(model.parameters(), 1e-2)
+            after.append([norm(p.grad) for p in model.parameters()])
+            optimizer.step()
+            optimizer.zero_grad()
+    run = dynscope.load(path)
+    np.testing.assert_allclose(run["gradient/norm"], after, rtol=1e-5)
+    if then_clip:
+        np.testing.assert_allclose(run["gradient/norm_before_clip"], before, rtol=1e-5)
+    else:
+        assert np.isnan(run["gradient/norm_before_clip"]).all()
+        assert "no call of clip_grad_norm_" in reasons(run, "")
+
+
+def test_gr_03_clipping_by_other_means_is_told(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    path, before = tmp_path / "run.h5", []
+    with dynscope.attach(model, path, optimizer=optimizer, **OPTIONS) as scope:
+        for _ in range(2):
+            model(torch.randn(3, 4)).square().mean().backward()
+            before.append([norm(p.grad) for p in model.parameters()])
+            scope.before_clip()
+            for p in model.parameters():
+                assert p.grad is not None
+                p.grad = p.grad.clamp(-1e-3, 1e-3)
+            nn.utils.clip_grad_norm_(model.parameters(), 1e-4)  # the first clipping is meant
+            optimizer.step()
+            optimizer.zero_grad()
+    np.testing.assert_allclose(dynscope.load(path)["gradient/norm_before_clip"], before, rtol=1e-5)
+
+
+def test_gr_03_clipping_each_batch_counts_as_it_was_before_the_last_time(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    path, before = tmp_path / "run.h5", []
+    with dynscope.attach(model, path, optimizer=optimizer, **OPTIONS):
+        for _ in range(2):
+            for _ in range(3):
+                model(torch.randn(3, 4)).square().mean().backward()
+                last = [norm(p.grad) for p in model.parameters()]
+                nn.utils.clip_grad_norm_(model.parameters(), 1e-2)
+            before.append(last)
+            optimizer.step()
+            optimizer.zero_grad()
+    np.testing.assert_allclose(dynscope.load(path)["gradient/norm_before_clip"], before, rtol=1e-5)
+
+
+def test_gr_03_15_sparse_gradients_leave_the_others_theirs(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    path, before = tmp_path / "run.h5", []
+    with dynscope.attach(model, path, optimizer=optimizer, **OPTIONS):
+        for _ in range(2):
+            model(torch.tensor([1, 1, 2])).square().mean().backward()
+            before.append([norm(p.grad.to_dense()) for p in model.parameters()])  # type: ignore[union-attr]
+            nn.utils.clip_grad_norm_(model[1].parameters(), 1e-2)
+            optimizer.step()
+            optimizer.zero_grad()
+    run = dynscope.load(path)
+    np.testing.assert_allclose(run["gradient/norm_before_clip"], before, rtol=1e-5)
+
+
+def test_gr_03_two_models_clip_each_its_own(tmp_path: Path) -> None:
+    """One of them is never clipped, and says nothing of clipping."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"g": nn.Linear(4, 4), "d": nn.Linear(4, 1)})
+    optimizers = {name: torch.optim.SGD(part.parameters(), 0.1) for name, part in model.items()}
+    path, before = tmp_path / "run.h5", []
+    with dynscope.attach(model, path, optimizer=list(optimizers.values()), **OPTIONS):
+        for _ in range(2):
+            model["d"](model["g"](torch.randn(3, 4)).detach()).square().mean().backward()
+            optimizers["d"].step()
+            optimizers["d"].zero_grad()
+            model["d"](model["g"](torch.randn(3, 4))).square().mean().backward()
+            before.append([norm(p.grad) for p in model["g"].parameters()])
+            nn.utils.clip_grad_norm_(model["g"].parameters(), 1e-3)
+            optimizers["g"].step()
+            optimizers["g"].zero_grad()
+    run = dynscope.load(path)
+    clipped = run["gradient/norm_before_clip"]
+    np.testing.assert_allclose(clipped[:, :2], before, rtol=1e-5)
+    assert np.isnan(clipped[:, 2:]).all()
+
+
+def test_gr_03_pytorchs_clipping_is_as_it_was_after_the_last_recorder(tmp_path: Path) -> None:
+    from torch.nn.utils import clip_grad
+
+    before = vars(clip_grad).copy()
+    scopes = [dynscope.attach(nn.Linear(2, 2), tmp_path / f"{name}.h5", **OPTIONS) for name in "ab"]
+    for scope in scopes:
+        scope.close()
+    assert vars(clip_grad) == before
+
+
 @pytest.mark.parametrize("clipped", [True, False])
-def test_gr_03_reentrant_checkpointing_hides_the_end_of_a_backward_and_that_is_said(
+def test_gr_03_clipping_is_seen_under_reentrant_checkpointing(
     tmp_path: Path, clipped: bool
 ) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    path, norms = tmp_path / "run.h5", []
+    path, norms, before = tmp_path / "run.h5", [], []
     with dynscope.attach(model, path, optimizer=optimizer, **OPTIONS):
         for _ in range(2):
             x = torch.utils.checkpoint.checkpoint(
                 model[1], model[0](torch.randn(3, 4)), use_reentrant=True
             )
             x.square().mean().backward()
+            before.append([norm(p.grad) for p in model.parameters()])
             if clipped:
                 nn.utils.clip_grad_norm_(model.parameters(), 1e-2)
             norms.append([norm(p.grad) for p in model.parameters()])
@@ -213,27 +346,100 @@ def test_gr_03_reentrant_checkpointing_hides_the_end_of_a_backward_and_that_is_s
             optimizer.zero_grad()
     run = dynscope.load(path)
     np.testing.assert_allclose(run["gradient/norm"], norms, rtol=1e-5)
-    assert np.isnan(run["gradient/norm_before_clip"]).all()
-    assert "before_clip" in " ".join(gap.metric + gap.reason for gap in run.coverage)
+    if clipped:
+        np.testing.assert_allclose(run["gradient/norm_before_clip"], before, rtol=1e-5)
+    else:
+        assert np.isnan(run["gradient/norm_before_clip"]).all()
+        assert "before_clip" in reasons(run, "")
 
 
-def test_gr_03_a_loss_scale_is_taken_out_of_the_norms_before_clipping(tmp_path: Path) -> None:
+@pytest.mark.parametrize("late", [False, True], ids=["scaler there", "scaler made later"])
+@pytest.mark.parametrize("unscale", [True, False])
+def test_gr_03_a_loss_scale_is_taken_out_of_the_norms_before_clipping(
+    tmp_path: Path, unscale: bool, late: bool
+) -> None:
+    """Of the first step of a scaler that nobody told of it is not known whether it is still in."""
     torch.manual_seed(0)
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
     path, before = tmp_path / "run.h5", []
     with dynscope.attach(model, path, optimizer=optimizer, **OPTIONS):  # the scaler is found
+        if late:
+            scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
         for _ in range(3):
             scaler.scale(model(torch.randn(3, 4)).square().mean()).backward()
-            scaler.unscale_(optimizer)
-            before.append([norm(p.grad) for p in model.parameters()])
+            if unscale:
+                scaler.unscale_(optimizer)
+            scale = 1 if unscale else 256
+            before.append([norm(p.grad) / scale for p in model.parameters()])
             nn.utils.clip_grad_norm_(model.parameters(), 1e-2)
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
     run = dynscope.load(path)
-    np.testing.assert_allclose(run["gradient/norm_before_clip"], before, rtol=1e-5)
+    known = slice(int(late or not unscale), None)
+    np.testing.assert_allclose(run["gradient/norm_before_clip"][known], before[known], rtol=1e-5)
+    assert np.isnan(run["gradient/norm_before_clip"][: known.start]).all()
+    assert ("was not known when they were clipped" in reasons(run, "")) == bool(known.start)
+
+
+def test_gr_01_a_scaler_that_is_replaced_or_disabled_is_noticed(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, wanted = nn.Linear(4, 4), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scalers: list[torch.amp.GradScaler | None] = [
+        torch.amp.GradScaler("cpu", init_scale=1024.0),
+        torch.amp.GradScaler("cpu", init_scale=64.0),
+        torch.amp.GradScaler("cpu", enabled=False),
+        None,
+        torch.amp.GradScaler("cpu", init_scale=16.0),
+    ]
+    path = tmp_path / "run.h5"
+    with dynscope.attach(model, path, optimizer=optimizer, **OPTIONS):
+        for scaler in scalers:
+            for _ in range(2):
+                y = model(torch.randn(3, 4))
+                wanted.append(norm(2 * y / y.numel()))
+                loss = y.square().mean()
+                (loss if scaler is None else scaler.scale(loss)).backward()
+                if scaler is None:
+                    optimizer.step()
+                else:
+                    scaler.step(optimizer)
+                    scaler.update()
+                optimizer.zero_grad()
+    run = dynscope.load(path)
+    got = [site(run, "activation_gradient/norm", "", row) for row in range(len(run.steps))]
+    np.testing.assert_allclose(got, wanted, rtol=1e-5)
+    assert not [event for event in run.events if event.kind == "skipped"]
+
+
+@pytest.mark.parametrize("growth", [1, 2000])
+@pytest.mark.parametrize("then", [0, 1, 2])
+def test_gr_01_skips_before_recording_began_are_none_of_its_own(
+    tmp_path: Path, then: int, growth: int
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=growth)
+
+    def step(value: float) -> None:
+        scaler.scale(model(torch.full((3, 4), value)).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    for value in (math.inf, math.inf, *[1.0] * then):
+        step(value)
+    path = tmp_path / "run.h5"
+    with dynscope.attach(model, path, optimizer=optimizer, **OPTIONS):
+        for _ in range(3):
+            step(1.0)
+    run = dynscope.load(path)
+    assert not [event for event in run.events if event.kind == "skipped"]
+    assert (run["activation/n_calls"] == 1).all()
 
 
 class Branches(nn.Module):
