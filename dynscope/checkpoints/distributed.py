@@ -1,0 +1,191 @@
+"""Checkpoints of torch.distributed: a folder with ``.metadata`` and the pieces of each process.
+
+The metadata is a pickle. It is read by an unpickler that knows the classes of such metadata and
+nothing else, so that no code runs; each piece is read with ``weights_only=True``.
+"""
+
+import io
+import pickle
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dynscope.checkpoints.checkpoint import Tensor
+from dynscope.checkpoints.place import Place
+from dynscope.checkpoints.safetensors_file import dtype_of
+from dynscope.checkpoints.torch_file import as_array
+from dynscope.errors import InputError
+
+METADATA = ".metadata"
+_LARGEST_METADATA = 1 << 30
+_OTHERS = re.compile(
+    r"(?:^|\.)(?:optim\w*|lr_sched\w*|scheduler|rng\w*|dataloader)(?:\.|$)", re.IGNORECASE
+)
+
+_KNOWN = {
+    "torch.distributed.checkpoint.metadata": {
+        "Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata", "BytesStorageMetadata",
+        "ChunkStorageMetadata", "TensorProperties", "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo", "_StoragePrefix"},
+    "torch.distributed._shard.sharded_tensor.metadata": {"TensorProperties", "MEM_FORMAT_ENCODING"},
+    "torch": {"Size", "device"},
+    "torch.serialization": {"_get_layout"},
+    "collections": {"OrderedDict"},
+    "builtins": {"set", "frozenset", "slice"},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Where a part of a tensor lies: in the tensor, and in which bytes of which file."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file: str
+    start: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Distributed:
+    """A folder of `torch.distributed.checkpoint`. No process group is needed to read it."""
+
+    place: Place
+    tensors: tuple[Tensor, ...]
+    pieces: Mapping[str, tuple[_Piece, ...]]
+    unreadable: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def open(cls, place: Place) -> "Distributed":
+        """Raises `InputError` where the metadata is damaged or holds anything else than metadata."""
+        metadata = _metadata(place.child(METADATA))
+        tensors, pieces, unreadable = [], {}, []
+        try:
+            for name, one in metadata.state_dict_metadata.items():
+                if _OTHERS.search(name) or not hasattr(one, "chunks"):
+                    continue
+                dtype = str(one.properties.dtype).removeprefix("torch.")
+                shape = tuple(int(size) for size in one.size)
+                found = [_piece(metadata, name, chunk) for chunk in one.chunks]
+                if sum(prod(piece.sizes) for piece in found) != prod(shape):
+                    unreadable.append((name, "its pieces do not make up the whole tensor"))
+                    continue
+                nbytes = prod(shape) * dtype_of(dtype).itemsize
+                tensors.append(Tensor(name, shape, dtype, nbytes))
+                pieces[name] = tuple(found)
+        except (AttributeError, TypeError, ValueError, KeyError) as error:
+            raise _bad(place, str(error) or type(error).__name__) from None
+        return cls(place, _unprefixed(tensors), _unprefixed_keys(pieces), tuple(unreadable))
+
+    def read(self, name: str) -> NDArray[Any]:
+        one = next(tensor for tensor in self.tensors if tensor.name == name)
+        whole = np.empty(one.shape, dtype_of(one.dtype))
+        for piece in self.pieces[name]:
+            part = self._part(name, piece)
+            where = tuple(
+                slice(begin, begin + size)
+                for begin, size in zip(piece.offsets, piece.sizes, strict=True)
+            )
+            if (
+                part.shape != piece.sizes
+                or part.dtype != whole.dtype
+                or whole[where].shape != part.shape
+            ):
+                raise _bad(self.place, f"a piece of {name} is not what the metadata says")
+            whole[where] = part
+        return whole
+
+    def _part(self, name: str, piece: _Piece) -> NDArray[Any]:
+        import torch
+
+        file = self.place.child(piece.file)
+        raw = file.read(piece.start, piece.start + piece.length)
+        try:
+            return as_array(
+                torch.load(io.BytesIO(raw.tobytes()), weights_only=True, map_location="cpu")
+            )
+        except Exception as error:
+            first = (str(error) or type(error).__name__).splitlines()[0][:120]
+            raise _bad(file, f"the piece of {name}: {first}") from None
+
+    def close(self) -> None:
+        """Nothing stays open."""
+
+
+def _bad(place: Place, what: str) -> InputError:
+    return InputError(
+        f"{place}: no sound torch.distributed checkpoint: {what[:160]}; save it again"
+    )
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        import torch
+
+        if name in _KNOWN.get(module, ()):
+            return super().find_class(module, name)
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        if module == "pathlib" or module.startswith("pathlib."):
+            return _joined  # a path of the machine that saved it; only its text is used
+        raise pickle.UnpicklingError(f"it wants {module}.{name}, which is no part of such metadata")
+
+
+def _joined(*parts: str) -> str:
+    return "/".join(parts)
+
+
+def _metadata(place: Place) -> Any:
+    if place.size > _LARGEST_METADATA:
+        raise _bad(place, f"{place.size:,} bytes of metadata")
+    raw = place.read(0, place.size).tobytes()
+    try:
+        found = _Unpickler(io.BytesIO(raw)).load()
+    except ImportError:
+        raise InputError(
+            f"{place}: needs PyTorch to be read: pip install 'dynscope[torch]'"
+        ) from None
+    except Exception as error:  # a damaged pickle can end in any exception
+        raise _bad(place, (str(error) or type(error).__name__).splitlines()[0]) from None
+    if not isinstance(getattr(found, "state_dict_metadata", None), dict):
+        raise _bad(place, "it describes no tensors")
+    return found
+
+
+def _piece(metadata: Any, name: str, chunk: Any) -> _Piece:
+    from torch.distributed.checkpoint.metadata import MetadataIndex
+
+    offsets = tuple(int(one) for one in chunk.offsets)
+    stored = metadata.storage_data[MetadataIndex(name, chunk.offsets)]
+    if re.search(r"(^|[/\\])\.\.([/\\]|$)|^[/\\]", stored.relative_path):
+        raise ValueError(f"{stored.relative_path!r} leads out of the folder")
+    if getattr(stored, "transform_descriptors", None):
+        raise ValueError(f"{name} is stored compressed, by {stored.transform_descriptors}")
+    sizes = tuple(int(one) for one in chunk.sizes)
+    return _Piece(offsets, sizes, stored.relative_path, int(stored.offset), int(stored.length))
+
+
+def _unprefixed(tensors: list[Tensor]) -> tuple[Tensor, ...]:
+    prefix = _prefix([one.name for one in tensors])
+    return tuple(
+        Tensor(one.name.removeprefix(prefix), one.shape, one.dtype, one.nbytes) for one in tensors
+    )
+
+
+def _unprefixed_keys(pieces: dict[str, tuple[_Piece, ...]]) -> dict[str, tuple[_Piece, ...]]:
+    prefix = _prefix(list(pieces))
+    return {name.removeprefix(prefix): found for name, found in pieces.items()}
+
+
+def _prefix(names: list[str]) -> str:
+    """The key under which the model was saved beside its optimizer."""
+    for prefix in ("model.", "state_dict.", "app.model.", "module."):
+        if names and all(name.startswith(prefix) for name in names):
+            return prefix
+    return ""

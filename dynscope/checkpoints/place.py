@@ -1,0 +1,195 @@
+"""A file or folder of a checkpoint, on disk or behind a URL of fsspec."""
+
+import errno
+import os
+import re
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit, urlunsplit
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dynscope.errors import InputError
+
+Bytes = NDArray[np.uint8]
+T = TypeVar("T")
+
+_PACKAGES = {
+    "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "hf": "huggingface_hub",
+    "http": "aiohttp", "https": "aiohttp", "az": "adlfs", "abfs": "adlfs",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Place:
+    """A path or a URL; reading it, or looking into it, raises `InputError` in one line."""
+
+    path: str
+
+    def __str__(self) -> str:
+        """As it may be shown: without a password or a token of the URL."""
+        if not self.is_remote:
+            return self.path
+        scheme, host, path, _, _ = urlsplit(self.path)
+        return urlunsplit((scheme, host.rpartition("@")[2], path, "", ""))
+
+    @property
+    def is_remote(self) -> bool:
+        return "://" in self.path
+
+    @property
+    def name(self) -> str:
+        path = urlsplit(self.path).path if self.is_remote else os.path.abspath(self.path)
+        return path.rstrip("/").rpartition("/")[2]
+
+    def child(self, name: str) -> "Place":
+        if not self.is_remote:
+            return Place(os.path.join(self.path, name))
+        scheme, host, path, query, _ = urlsplit(self.path)
+        return Place(urlunsplit((scheme, host, f"{path.rstrip('/')}/{name}", query, "")))
+
+    @property
+    def parent(self) -> "Place":
+        if not self.is_remote:
+            return Place(os.path.dirname(os.path.abspath(self.path)))
+        scheme, host, path, query, _ = urlsplit(self.path)
+        return Place(urlunsplit((scheme, host, path.rstrip("/").rpartition("/")[0], query, "")))
+
+    def is_file(self) -> bool:
+        if not self.is_remote:
+            return os.path.isfile(self.path)
+        return bool(self._ask(lambda: self._files.isfile(self._key)))
+
+    def is_folder(self) -> bool:
+        if not self.is_remote:
+            return os.path.isdir(self.path)
+        return bool(self._ask(lambda: self._files.isdir(self._key)))
+
+    def names(self) -> list[str]:
+        """What lies in a folder, sorted; nothing where that cannot be listed."""
+        if not self.is_remote:
+            return sorted(_told(self, lambda: os.listdir(self.path)))
+        found = self._ask(lambda: self._files.ls(self._key, detail=False))
+        return sorted({str(one).rstrip("/").rpartition("/")[2] for one in found} - {""})
+
+    @cached_property
+    def size(self) -> int:
+        if not self.is_remote:
+            return _told(self, lambda: os.stat(self.path).st_size)
+        return int(self._ask(lambda: self._files.size(self._key)) or 0)
+
+    def read(self, start: int, stop: int) -> Bytes:
+        """Bytes ``start`` to ``stop``, which are fetched and nothing besides, into memory."""
+        if not self.is_remote:
+            found = _told(
+                self, lambda: np.fromfile(self.path, np.uint8, count=stop - start, offset=start)
+            )
+        elif start == stop:
+            found = np.empty(0, np.uint8)
+        else:
+            raw = self._ask(lambda: self._files.cat_file(self._key, start=start, end=stop))
+            found = np.frombuffer(raw, np.uint8)
+        if len(found) != stop - start:
+            raise InputError(f"{self}: ends before byte {stop:,}: it is truncated; fetch it again")
+        return found
+
+    def text(self, most: int) -> str:
+        """All of it as text; raises `InputError` beyond ``most`` bytes or where it is none."""
+        if self.size > most:
+            raise InputError(f"{self}: has {self.size:,} bytes, too many for what it should be")
+        try:
+            return self.read(0, self.size).tobytes().decode()
+        except UnicodeDecodeError:
+            raise InputError(f"{self}: is not text in UTF-8") from None
+
+    def local(self) -> Path:
+        """Where it lies on this machine; a remote file is fetched into a folder that ends with us."""
+        if not self.is_remote:
+            return Path(self.path)
+        target = _fetched(self.path)
+        if not target.exists():
+            part = target.with_suffix(".part")
+            self._ask(lambda: self._files.get_file(self._key, str(part)))
+            part.replace(target)
+        return target
+
+    @cached_property
+    def _found(self) -> tuple[Any, str]:
+        return _told(self, lambda: _file_system(self.path))
+
+    @property
+    def _files(self) -> Any:
+        return self._found[0]
+
+    @property
+    def _key(self) -> str:
+        return self._found[1]
+
+    def _ask(self, question: Callable[[], T]) -> T:
+        return _told(self, question)
+
+    def __getstate__(self) -> dict[str, str]:
+        return {"path": self.path}  # connections stay in the process that made them
+
+    def __setstate__(self, state: dict[str, str]) -> None:
+        object.__setattr__(self, "path", state["path"])
+
+
+def _file_system(url: str) -> tuple[Any, str]:
+    scheme = urlsplit(url).scheme
+    try:
+        import fsspec
+    except ImportError:
+        raise InputError(
+            f"{scheme}:// needs fsspec, which is not installed: pip install 'dynscope[remote]'"
+        ) from None
+    try:
+        files, key = fsspec.core.url_to_fs(url)
+    except ImportError:
+        package = _PACKAGES.get(scheme, "its package for fsspec")
+        raise InputError(
+            f"{scheme}:// needs {package}, which is not installed: pip install {package}"
+        ) from None
+    except ValueError as error:
+        raise InputError(f"{url}: {str(error).splitlines()[0]}") from None
+    return files, str(key)
+
+
+def _told(place: Place, question: Callable[[], T]) -> T:
+    """The answer, or what went wrong in one line that names the place."""
+    try:
+        return question()
+    except InputError:
+        raise
+    except FileNotFoundError:
+        raise InputError(f"{place}: no such file or folder") from None
+    except PermissionError as error:
+        raise InputError(
+            f"{place}: access is denied ({_first_line(error)}); check its rights or your credentials"
+        ) from None
+    except Exception as error:  # every file system has exceptions of its own
+        if getattr(error, "errno", None) == errno.ENOENT:
+            raise InputError(f"{place}: no such file or folder") from None
+        raise InputError(f"{place}: cannot be read ({_first_line(error)})") from None
+
+
+def _first_line(error: BaseException) -> str:
+    line = (str(error) or type(error).__name__).splitlines()[0][:200]
+    # A signed URL in a message carries credentials.
+    return re.sub(r"\?\S+|//[^/\s]*@", "", line)
+
+
+@cache
+def _downloads() -> "tempfile.TemporaryDirectory[str]":
+    return tempfile.TemporaryDirectory(prefix="dynscope-")
+
+
+def _fetched(url: str) -> Path:
+    import hashlib
+
+    return Path(_downloads().name) / hashlib.sha256(url.encode()).hexdigest()[:32]

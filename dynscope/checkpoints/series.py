@@ -1,0 +1,91 @@
+"""Several checkpoints of one training, in the order of their steps."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from dynscope.checkpoints.checkpoint import Checkpoint
+from dynscope.checkpoints.distributed import METADATA
+from dynscope.checkpoints.opening import INDEXES, NAMED, PART, is_tensor_file, opened, weight_files
+from dynscope.checkpoints.place import Place
+from dynscope.errors import InputError
+
+_WORD = r"(?:global[_-]?step|step|steps|iter|iteration|checkpoint|ckpt|update|epoch)"
+_NUMBER = re.compile(rf"(?:^|[^a-z]){_WORD}[=_-]?(\d+)(?=$|[^\d])", re.IGNORECASE)
+_BARE = re.compile(r"^(\d+)(?=$|\.\D)|(?<=[_-])(\d{3,})(?=$|\.\D)")  # not llama-3
+
+
+def series(paths: Sequence[str], allow: Sequence[str] = ()) -> list[Checkpoint]:
+    """The checkpoints at these files, folders and URLs, ordered by step where all have one.
+
+    A folder is one checkpoint (Hugging Face's, torch.distributed's, one file of tensors), or holds
+    the checkpoints of a series: ``step1000/ step2000/``, ``model-step=100.ckpt``. The step is that of
+    the name, else what the checkpoint itself says. ``allow`` names classes that a pickle may have.
+
+    Raises `InputError` where there is none, nothing of one can be read, or two have the same step.
+    """
+    places = [place for path in paths for place in _expanded(Place(path))]
+    unique = list(dict.fromkeys(places))
+    found = [_with_step(place, opened(place, _names(place), tuple(allow))) for place in unique]
+    steps = [one.step for one in found]
+    if None in steps:
+        return found
+    by_step: dict[int | None, Checkpoint] = {}
+    for one in found:
+        if one.step in by_step:
+            raise InputError(
+                f"{by_step[one.step].path} and {one.path}: are both of step {one.step}; give one of them"
+            )
+        by_step[one.step] = one
+    return sorted(found, key=lambda one: one.step or 0)
+
+
+def step_of(name: str) -> int | None:
+    """The step that the name of a file or folder tells: the last number after a word for it."""
+    told = _NUMBER.findall(name)
+    if told:
+        return int(told[-1])
+    bare = None if PART.match(name) else _BARE.search(name)
+    return int(bare.group(1) or bare.group(2)) if bare else None
+
+
+def _with_step(place: Place, one: Checkpoint) -> Checkpoint:
+    told = step_of(place.name)
+    return replace(one, step=one.step if told is None else told)
+
+
+def _names(place: Place) -> list[str] | None:
+    """What lies in a folder, None for a file."""
+    if place.is_file():
+        return None
+    return _listed(place)
+
+
+def _listed(place: Place) -> list[str]:
+    """What lies in a folder; a web server that lists nothing is asked for the usual names."""
+    if not place.path.startswith(("http://", "https://")):
+        return place.names()
+    known = (*INDEXES, *NAMED, METADATA, "config.json", "trainer_state.json")
+    return [name for name in known if place.child(name).is_file()]
+
+
+def _expanded(place: Place) -> Iterator[Place]:
+    """The place itself where it is one checkpoint, else those in it that have steps."""
+    if place.is_file():
+        yield place
+        return
+    if not place.path.startswith(("http://", "https://")) and not place.is_folder():
+        raise InputError(f"{place}: no such file or folder")
+    names = _listed(place)
+    if METADATA in names or any(index in names for index in INDEXES) or weight_files(names):
+        yield place
+        return
+    inside = [name for name in names if step_of(name) is not None]
+    members = [place.child(name) for name in inside if is_tensor_file(name)]
+    members += [child for name in inside if (child := place.child(name)).is_folder()]
+    if not members:
+        raise InputError(
+            f"{place}: holds no checkpoint: expected .safetensors, .bin, .pt, .ckpt or .gguf files, "
+            "a torch.distributed checkpoint, or a series such as step100/ step200/"
+        )
+    yield from members

@@ -1,0 +1,227 @@
+"""Files of `torch.save`: the model's tensors among whatever was saved, without running its code."""
+
+import re
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dynscope.checkpoints.checkpoint import Tensor
+from dynscope.checkpoints.place import Place
+from dynscope.checkpoints.safetensors_file import dtype_of, refuse_other_content
+from dynscope.errors import InputError
+
+_MODELS = (
+    "state_dict",
+    "model_state_dict",
+    "model",
+    "module",
+    "net",
+    "network",
+    "weights",
+    "params",
+)
+_OTHERS = re.compile(r"optim|sched|scaler|rng|ema_optim|callbacks|loops|random", re.IGNORECASE)
+_STEPS = ("global_step", "step", "iteration", "iter", "steps", "num_updates")
+_LARGEST_PICKLE = 1 << 30
+_LARGEST_LEGACY = 8 << 30
+
+
+@dataclass
+class TorchFile:
+    """A file that `torch.load` opens with ``weights_only=True``.
+
+    ``allow`` names classes that a user trusts, ``argparse.Namespace``. ``step`` is what the file
+    itself says, if anything.
+    """
+
+    place: Place
+    allow: tuple[str, ...] = ()
+    tensors: tuple[Tensor, ...] = ()
+    unreadable: tuple[tuple[str, str], ...] = ()
+    step: int | None = None
+    _loaded: dict[str, Any] | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def open(cls, place: Place, allow: tuple[str, ...] = ()) -> "TorchFile":
+        """Raises `InputError` for what needs code of its own to be opened, and for damaged files."""
+        found = cls(place, allow)
+        everything = _load(place, allow)
+        model = _model(everything)
+        if not model:
+            raise InputError(f"{place}: holds no tensors under names; nothing to measure")
+        found._loaded = model
+        found.step = _step(everything)
+        found.tensors, found.unreadable = _describe(model)
+        return found
+
+    def read(self, name: str) -> NDArray[Any]:
+        if self._loaded is None:
+            self._loaded = _model(_load(self.place, self.allow))
+        return as_array(self._loaded[name])
+
+    def close(self) -> None:
+        self._loaded = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_loaded": None}
+
+
+def as_array(tensor: Any) -> NDArray[Any]:
+    """A torch tensor as a numpy array over the same memory, or a copy where it is not contiguous."""
+    import torch
+
+    plain = tensor.detach().contiguous()
+    name = str(plain.dtype).removeprefix("torch.")
+    if name.startswith(("bfloat", "float8")):
+        bits = plain.view(torch.int16 if plain.itemsize == 2 else torch.uint8).numpy()
+        return np.asarray(bits.view(dtype_of(name)))
+    return np.asarray(plain.numpy())
+
+
+def why_unreadable(tensor: Any) -> str:
+    """Why a torch tensor's numbers cannot be had, or "" where they can."""
+    import torch
+
+    if tensor.layout != torch.strided:
+        return "sparse or packed layout"
+    if tensor.is_quantized or tensor.is_complex():
+        return "stored as integers, quantised or complex"
+    return "no values (meta device)" if tensor.is_meta else ""
+
+
+def _load(place: Place, allow: tuple[str, ...]) -> Any:
+    """What was saved, its tensors mapped from the file."""
+    import torch
+
+    if place.size == 0:
+        raise InputError(f"{place}: is empty")
+    refuse_other_content(place, place.read(0, min(64, place.size)).tobytes())
+    path = place.local()
+    archive = zipfile.is_zipfile(path)
+    if archive:
+        _refuse_bomb(place, path)
+    elif place.size > _LARGEST_LEGACY:
+        raise InputError(
+            f"{place}: is in torch's old format, which is read as a whole, and has {place.size:,} "
+            "bytes: load and save it with a torch newer than 1.6"
+        )
+    with ExitStack() as stack:
+        if allow:
+            trusted = [_named(name) for name in allow]
+            stack.enter_context(torch.serialization.safe_globals(trusted))
+        try:
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=archive)
+        except Exception as error:  # a damaged file can end in any exception
+            raise _refusal(place, error) from None
+
+
+def _refusal(place: Place, error: Exception) -> InputError:
+    wanted = re.search(
+        r"GLOBAL ([\w.]+)|[Cc]an only build Tensor.*|Unsupported class ([\w.]+)", str(error)
+    )
+    name = next((one for one in wanted.groups() if one), "") if wanted else ""
+    if name:
+        return InputError(
+            f"{place}: wants to run code, {name}, and was not opened: save the tensors alone (as "
+            f"safetensors), or, if you trust that class, allow it by name: --allow {name}"
+        )
+    first = (str(error) or type(error).__name__).splitlines()[0][:160]
+    return InputError(f"{place}: is no sound file of torch.save ({first}); fetch or save it again")
+
+
+def _named(name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError):
+        raise InputError(f"no class {name!r} can be imported, to be allowed", exit_code=2) from None
+
+
+def _refuse_bomb(place: Place, path: Any) -> None:
+    """torch stores its records as they are: a file that would grow when unpacked is not torch's."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise InputError(f"{place}: is no sound zip archive ({error}); fetch it again") from None
+    grown = sum(one.file_size for one in entries)
+    pickled = max((one.file_size for one in entries if one.filename.endswith(".pkl")), default=0)
+    packed = [one for one in entries if one.compress_type != zipfile.ZIP_STORED]
+    if grown > place.size or (packed and pickled > 100 * place.size) or pickled > _LARGEST_PICKLE:
+        raise InputError(
+            f"{place}: would unpack to {grown:,} bytes from {place.size:,}: torch.save makes no such "
+            "file, and it was not opened"
+        )
+
+
+# The model within
+
+
+def _model(saved: Any) -> dict[str, Any]:
+    """The tensors of the model, by name; each once where names share one."""
+    tensors = _find(saved, 3)
+    unique: dict[tuple[Any, ...], str] = {}
+    for name, tensor in tensors.items():
+        key: tuple[Any, ...] = (name,)
+        if not why_unreadable(tensor) and tensor.numel():
+            key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        unique.setdefault(key, name)
+    return {name: tensors[name] for name in unique.values()}
+
+
+def _find(saved: Any, levels: int) -> dict[str, Any]:
+    """The mapping of names to tensors that is the model, whatever it is wrapped in."""
+    if not isinstance(saved, Mapping) or levels < 0:
+        return {}
+    own = dict(_tensors(saved))
+    if own:
+        return own
+    inner = {str(key): value for key, value in saved.items() if isinstance(value, Mapping)}
+    order = sorted(inner, key=lambda key: _MODELS.index(key) if key in _MODELS else len(_MODELS))
+    for key in order:
+        if not _OTHERS.search(key):
+            found = _find(inner[key], levels - 1)
+            if found:
+                return _without(found, "model.") if key == "state_dict" else found
+    return {}
+
+
+def _tensors(saved: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    import torch
+
+    for name, value in saved.items():
+        if isinstance(value, torch.Tensor) and isinstance(name, str):
+            yield name, value
+
+
+def _without(tensors: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Lightning puts the name of the attribute that holds the model in front of every name."""
+    if all(name.startswith(prefix) for name in tensors):
+        return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    return tensors
+
+
+def _describe(model: Mapping[str, Any]) -> tuple[tuple[Tensor, ...], tuple[tuple[str, str], ...]]:
+    tensors, unreadable = [], []
+    for name, tensor in model.items():
+        reason = why_unreadable(tensor)
+        if reason:
+            unreadable.append((name, reason))
+        else:
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            nbytes = tensor.numel() * tensor.itemsize
+            tensors.append(Tensor(name, tuple(tensor.shape), dtype, nbytes))
+    return tuple(tensors), tuple(unreadable)
+
+
+def _step(saved: Any) -> int | None:
+    if not isinstance(saved, Mapping):
+        return None
+    found = (saved.get(name) for name in _STEPS)
+    return next((one for one in found if type(one) is int and one >= 0), None)
