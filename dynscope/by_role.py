@@ -28,9 +28,9 @@ class RoleWeights:
 
     ``k``, ``k_stderr``, ``lam`` and ``r2`` are of all weights together, NaN where the run holds no
     pooled fit; ``median_k`` and ``median_lam`` are medians of the matrices' own, ``median_stderr`` is
-    the standard error of the median k by the matrices' scatter. ``below`` counts the matrices whose
-    k is below the band by more than 1.96 standard errors. The verdict is read from the pooled k,
-    else from the median.
+    the standard error of the median k by the matrices' scatter. ``below`` counts the matrices whose k
+    is below the band, ``clearly`` those below by more than 1.96 standard errors. The verdict is read
+    from the median, which is what the paper's bands are of; all weights together count as behind it.
     """
 
     step: int
@@ -46,6 +46,7 @@ class RoleWeights:
     median_stderr: float
     median_lam: float
     below: int
+    clearly: int
     verdict: Verdict
 
     def to_json(self) -> dict[str, Any]:
@@ -108,7 +109,6 @@ def _rows(run: Run, step: int) -> Iterator[RoleWeights]:
         }
         whole = together.get((role, stack), own[0] if len(own) == 1 else -1)
         pooled = {name: float(column[whole]) if whole >= 0 else nan for name, column in at.items()}
-        read = pooled if isfinite(pooled["k"]) else median
         yield RoleWeights(
             step=step,
             role=role,
@@ -122,9 +122,15 @@ def _rows(run: Run, step: int) -> Iterator[RoleWeights]:
             median_k=median["k"],
             median_stderr=median["k_standard_error"],
             median_lam=median["lambda"],
-            below=int((each["k"] + 1.96 * each["k_standard_error"] < BAND[0]).sum()),
+            below=int((each["k"] < BAND[0]).sum()),
+            clearly=int((each["k"] + 1.96 * each["k_standard_error"] < BAND[0]).sum()),
             verdict=verdict(
-                role, read["k"], read["k_standard_error"], int(read["n"]), read["r2"], quantized
+                role,
+                median["k"],
+                median["k_standard_error"],
+                int(median["n"]),
+                median["r2"],
+                quantized,
             ),
         )
 
@@ -158,7 +164,8 @@ def lines(run: Run, table: Sequence[RoleWeights]) -> Iterator[str]:
         return
     steps = len(run.weight_steps)
     yield f"step {table[0].step:,}, the last of {steps:,}" if steps > 1 else "Weibull shape by role"
-    cells = [("role", "matrices", "weights", "k of all", "", "median k", "below the band", "")]
+    head = ("role", "matrices", "weights", "k of all", "", "median k", "", "below the band", "")
+    cells = [head]
     cells += [
         (
             f"{one.role} (stack {one.stack})" if one.stack else one.role,
@@ -167,6 +174,7 @@ def lines(run: Run, table: Sequence[RoleWeights]) -> Iterator[str]:
             f"{one.k:.4f}" if isfinite(one.k) else "",
             f"± {one.k_stderr:.4f}" if isfinite(one.k_stderr) else "",
             f"{one.median_k:.4f}",
+            f"± {one.median_stderr:.4f}",
             f"{one.below} of {one.matrices}",
             one.verdict.word,
         )

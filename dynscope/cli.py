@@ -31,6 +31,8 @@ Output = Annotated[
 ]
 Force = Annotated[bool, typer.Option("--force", help="Write over an existing file.")]
 Format = Literal["csv", "parquet", "json", "netcdf"]
+Method = Literal["exact", "binned"]
+Trim = Literal["mid_80", "mid_90", "full_range"]
 Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
 
 
@@ -147,6 +149,88 @@ def info(
 
     found = load(run)
     print(json.dumps(_contents(found), indent=2) if as_json else "\n".join(_description(found)))
+
+
+@app.command()
+def weights(
+    paths: Annotated[
+        list[str],
+        typer.Argument(help="Checkpoints: files, folders or URLs; several are a series of steps."),
+    ],
+    output: Output = None,
+    force: Force = False,
+    roles: Annotated[
+        list[str] | None, typer.Option("--roles", "-r", help="Only these roles: q,k,gate.")
+    ] = None,
+    match: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--match", "-m", help="Only parameters of this name, or a pattern: '*.mlp.*'."
+        ),
+    ] = None,
+    method: Annotated[
+        Method, typer.Option("--method", help="How to fit; binned is the paper's protocol.")
+    ] = "exact",
+    trim: Annotated[
+        Trim, typer.Option("--trim", help="The part of the distribution that is fitted.")
+    ] = "mid_80",
+    workers: Annotated[
+        int, typer.Option("--workers", "-w", min=1, help="Processes on this machine.")
+    ] = 1,
+    scheduler: Annotated[
+        str, typer.Option("--scheduler", help="A Dask scheduler that has workers: tcp://host:8786.")
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for scripts.")] = False,
+) -> None:
+    """Measure the weights of checkpoints, without data or model, into a run file."""
+    from dynscope import sweep
+
+    target = _target(output or sweep.output_name(paths), force, [])
+    with Progress("Reading") as progress:
+        run = sweep.weights(
+            paths, target, method=method, trim=trim,
+            roles=[role for given in roles or () for role in given.split(",")], match=match or (),
+            workers=workers, scheduler=scheduler, overwrite=force,
+            progress=lambda done, total, where: progress(_bar(done, total, where)),
+        )  # fmt: skip
+    print(json.dumps(_weighed(run), indent=2) if as_json else "\n".join(_weights_told(run)))
+    gaps = ((gap.path, gap.reason) for gap in run.coverage if gap.metric == "weight")
+    for line in _table("Not read", dict.fromkeys(gaps)):
+        print(line, file=sys.stderr)
+
+
+def _bar(done: int, total: int, where: str) -> str:
+    from dynscope.reports import words
+
+    share = done / total if total else 1.0
+    return f"{'█' * round(20 * share):░<20} {share:4.0%} of {words.size(total)}, {where}"
+
+
+def _weighed(run: "Run") -> dict[str, Any]:
+    """What `weights` found, for a script."""
+    from dataclasses import asdict
+
+    from dynscope.by_role import by_role
+
+    return {
+        "path": str(run.path),
+        "steps": [int(step) for step in run.weight_steps],
+        "settings": run.metadata.settings,
+        "roles": [one.to_json() for step in run.weight_steps for one in by_role(run, int(step))],
+        "coverage": [asdict(gap) for gap in run.coverage],
+    }
+
+
+def _weights_told(run: "Run") -> Iterable[str]:
+    """What `weights` found, for a person."""
+    from dynscope.by_role import by_role, lines
+    from dynscope.reports import words
+
+    yield f"Wrote {run.path} ({words.size(run.path.stat().st_size)})"
+    yield ""
+    yield from lines(run, by_role(run))
+    yield ""
+    yield f"Next: dynscope report {_quoted(run.path)}, or dynscope compare {_quoted(run.path)} OTHER.h5"
 
 
 class Progress:

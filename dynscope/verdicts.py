@@ -62,7 +62,7 @@ def verdict(
     if not r2 >= _R2:
         return Verdict("not Weibull", _and(f"R² below {_R2}: the shape means little", note))
     if n < ENOUGH:
-        few = "fewer than a million weights: read the value pooled over layers"
+        few = "fewer than a million weights, pooled or not: too uncertain for a band"
         return Verdict("too few weights", _and(few, note))
     error = 1.96 * k_stderr if isfinite(k_stderr) else 0.0
     for anchor, word in ((HALF_NORMAL_K, "Gaussian"), (UNIFORM_K, "uniform")):

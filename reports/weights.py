@@ -33,7 +33,8 @@ def role_table(measured: Measured) -> Table | None:
             words.integer(one.weights),
             _with_error(one.k, one.k_stderr),
             _with_error(one.median_k, one.median_stderr),
-            f"{one.below} of {one.matrices}",
+            f"{one.below} of {one.matrices}"
+            + f", {one.clearly} clearly" * (one.clearly != one.below),
             one.verdict.word,
         )
         for one in found

@@ -1,0 +1,134 @@
+"""The work of a sweep: read some tensors of a checkpoint, fit each, count each role's together."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from math import nan
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
+
+from dynscope import weibull
+from dynscope.checkpoints import Checkpoint
+from dynscope.errors import InputError
+from dynscope.structure.layouts import Layout
+from dynscope.weibull.parameters import FIT_METRICS, fit_row
+
+METRICS = (*FIT_METRICS, "weight/mean", "weight/rms", "weight/norm", "weight/absmax")
+"""What is measured of each parameter, in the order of `Row.numbers`."""
+
+UNREAD = (nan,) * len(METRICS)
+"""The numbers of a parameter that could not be read."""
+
+
+class Row(NamedTuple):
+    """The numbers of one parameter; why some are missing, or "" where none are.
+
+    ``reason`` is one of `dynscope.weibull.REASONS` where only the fit is missing.
+    """
+
+    numbers: tuple[float, ...]
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A tensor by its name in the file, with the parameter it is and the parts to fit besides.
+
+    ``whole`` is False where only parts are asked for. ``pools`` are the names of the pools that
+    matrices count in, by the names of these.
+    """
+
+    stored: str
+    name: str
+    whole: bool
+    layout: Layout | None
+    parts: frozenset[str]
+    pools: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Some tensors of one checkpoint of a series, and how to fit them."""
+
+    number: int
+    checkpoint: int
+    source: Checkpoint
+    wanted: tuple[Wanted, ...]
+    method: str
+    trim: str
+
+
+@dataclass
+class Weighed:
+    """What a task found: rows by parameter, counted weights by pool."""
+
+    task: int
+    checkpoint: int
+    rows: dict[str, Row] = field(default_factory=dict)
+    pools: dict[str, bytes] = field(default_factory=dict)
+
+
+def weigh(task: Task) -> Weighed:
+    """Do a task. A tensor that cannot be read becomes a row without numbers, with the reason."""
+    found = Weighed(task.number, task.checkpoint)
+    together: dict[str, weibull.Histogram] = {}
+    for wanted in task.wanted:
+        try:
+            array = task.source.read(wanted.stored)
+        except (InputError, OSError) as error:
+            found.rows |= {name: Row(UNREAD, str(error)) for name in _names(wanted)}
+            continue
+        for name, matrix in _matrices(wanted, array):
+            histogram = weibull.count(matrix, binned=task.method == "binned")
+            found.rows[name] = _row(histogram, matrix.ndim, task.method, task.trim)
+            if (pool := wanted.pools.get(name)) is not None:
+                together[pool] = _merged(together.get(pool), histogram)
+    task.source.close()
+    found.pools = {name: histogram.to_bytes() for name, histogram in together.items()}
+    return found
+
+
+def pooled(counts: Iterable[tuple[str, bytes]], method: str, trim: str) -> dict[str, Row]:
+    """The rows of pools, from what the tasks counted of each."""
+    together: dict[str, weibull.Histogram] = {}
+    for name, packed in counts:
+        together[name] = _merged(together.get(name), weibull.Histogram.from_bytes(packed))
+    return {name: _row(histogram, 2, method, trim) for name, histogram in together.items()}
+
+
+def _merged(known: weibull.Histogram | None, more: weibull.Histogram) -> weibull.Histogram:
+    return more if known is None else known + more
+
+
+def _names(wanted: Wanted) -> Iterator[str]:
+    yield from ([wanted.name] if wanted.whole else [])
+    yield from wanted.parts
+
+
+def _matrices(wanted: Wanted, array: NDArray[Any]) -> Iterator[tuple[str, NDArray[Any]]]:
+    """The parameter and its parts, those that are wanted, each cut out when it is asked for."""
+    if wanted.whole:
+        yield wanted.name, array
+    if wanted.layout is not None and wanted.parts:
+        for label, _, part in wanted.layout.matrices(array):
+            if (name := f"{wanted.name}[{label}]") in wanted.parts:
+                yield name, part
+
+
+def _row(histogram: weibull.Histogram, ndim: int, method: str, trim: str) -> Row:
+    """The fit of a histogram beside the sums that were taken with it."""
+    fit = weibull.fit(histogram, method, trim)
+    if ndim < 2:  # a bias or a gain: its sums, no fit
+        fit = replace(
+            weibull.WeibullFit(),
+            n=fit.n,
+            zero_fraction=fit.zero_fraction,
+            nonfinite_count=fit.nonfinite_count,
+            reason=weibull.NOT_A_MATRIX,
+        )
+    finite = histogram.finite
+    if not finite:
+        return Row((*fit_row(fit), nan, nan, nan, nan), fit.reason)
+    norm = histogram.sum_squares**0.5
+    sums = (histogram.sum / finite, norm / finite**0.5, norm, histogram.absmax)
+    return Row((*fit_row(fit), *sums), fit.reason)
