@@ -191,14 +191,16 @@ def held(optimizer: Optimizer) -> set[int]:
 
 def read_optimizer(optimizer: Optimizer, tally: Tally, first: int = 0) -> None:
     """The settings of each parameter group, as the coming step uses them, from row ``first``."""
-    for row, group in zip(tally.optimizer[first:], optimizer.param_groups, strict=False):
+    rows = tally.optimizer if tally.on_host is None else tally.on_host["optimizer"]
+    for at, group in enumerate(optimizer.param_groups[: max(0, len(rows) - first)], first):
         betas = group.get("betas")
         if not isinstance(betas, (tuple, list)) or len(betas) < 2:
             betas = (group.get("beta1", group.get("momentum")), group.get("beta2"))
         settings: dict[str, Any] = {**group, "beta1": betas[0], "beta2": betas[1]}
         for i, name in enumerate(OPTIMIZER):
-            value = settings.get(name, torch.nan)
-            row[i] = value if isinstance(value, (int, float, Tensor)) else torch.nan
+            value = settings.get(name)
+            value = value.detach() if isinstance(value, Tensor) else value
+            rows[at, i] = value if isinstance(value, (int, float, Tensor)) else torch.nan
 
 
 def in_a_step(optimizers: Container[int], caller: FrameType | None = None) -> bool:

@@ -401,8 +401,10 @@ class Recorder:
             if self._observer.switch.armed:
                 self._drain()
         with self._guarded("weights_every"):
-            if self._plan.weigh(self.steps):
+            if self._cost.weights_affordable(bool(self._plan.weigh(self.steps))):
                 self._weigh(self.steps)
+            elif waits := self._cost.weights_stretched():
+                self.tell("budget", waits)
         self._observer.started = False
         self._arm()
 
@@ -470,7 +472,8 @@ class Recorder:
         if self._plan.light or not self._survey.described:
             return
         self._weighed = step
-        self._feed.weights(step, time.time(), self._survey.weigh(), via="histograms")
+        with self._cost.weighing():
+            self._feed.weights(step, time.time(), self._survey.weigh(), via="histograms")
 
 
 _recorders: "weakref.WeakSet[Recorder]" = weakref.WeakSet()

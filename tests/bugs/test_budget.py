@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import dynscope
 from dynscope.errors import InputError
+from dynscope.hooks import weights
 from dynscope.hooks.cost import Cost
 from tests.live import failures
 
@@ -81,6 +82,35 @@ def test_without_need_a_budget_changes_nothing(tmp_path: Path, clock: Clock) -> 
     run = record(tmp_path / "run.h5", clock, 0.5, takes=1e-4, budget=0.02)
     assert run.steps.tolist() == list(range(1, int(run.steps[-1]) + 1))
     assert not [event for event in run.events if event.kind == "budget"]
+
+
+@pytest.mark.parametrize("takes", [1e-5, SLOW])
+def test_the_weights_keep_to_the_budget_too_and_leave_half_of_it(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, takes: float
+) -> None:
+    weigh = weights.collect
+
+    def slow(parameters: Any) -> Any:
+        clock.now += SLOW
+        return weigh(parameters)
+
+    monkeypatch.setattr(weights, "collect", slow)
+    seconds = 10.0
+    run = record(tmp_path / "run.h5", clock, seconds, takes, budget=0.02, every=1, weights_every=1)
+    weighed = len(run.weight_steps)
+    spent = takes * len(run.steps) + SLOW * (weighed - 2)  # but those at the start and the end
+    assert 0.75 * 0.02 * seconds <= spent <= 0.02 * seconds
+    assert 5 <= weighed <= 12 and len(run.steps) >= 4
+    told = [event.message for event in run.events if event.kind == "budget"]
+    assert sum("measuring the weights costs 20.0 ms" in each for each in told) == 1
+    assert not failures(run)
+
+
+def test_without_a_budget_the_weights_are_measured_when_they_are_due(
+    tmp_path: Path, clock: Clock
+) -> None:
+    run = record(tmp_path / "run.h5", clock, 0.105, weights_every=3)
+    assert run.weight_steps.tolist() == [0, 1, 3, 4]
 
 
 def test_recording_comes_back_when_it_is_cheap_again(clock: Clock) -> None:
