@@ -26,12 +26,17 @@ def stated_length(head: bytes) -> int:
 
 
 class ShortFile(io.RawIOBase):
-    """A live file, perhaps without its end, as one that is not marked as open for writing."""
+    """A live file, perhaps without its end, as one that is not marked as open for writing.
+
+    Its superblock is shown with the length that the file has, if that is longer than what it says.
+    """
 
     def __init__(self, path: Path) -> None:
         self._stream = path.open("rb")
         head = bytearray(self._stream.read(SUPERBLOCK))
-        self._length = stated_length(bytes(head))
+        # A writer may be killed after it has written a chunk and before it says how long the file is.
+        self._length = max(stated_length(bytes(head)), path.stat().st_size)
+        head[LENGTH] = struct.pack("<Q", self._length)
         head[FLAGS] = 0
         head[CHECKSUM] = struct.pack("<I", lookup3(bytes(head[: CHECKSUM.start])))
         self._head = bytes(head)

@@ -15,7 +15,10 @@ ROOMS = {
 }
 # Inside functions only these may reach into the other rooms …
 DOORS = {"dynscope.hooks": ("__init__", "cli"), "dynscope.reports": ("__init__", "cli", "run")}
-TORCH_READERS: tuple[str, ...] = ()  # … and only the readers of checkpoints may import torch
+TORCH_READERS = (
+    "torch_file",
+    "distributed",
+)  # … and only the readers of checkpoints may import torch
 HOOKS = ("register_forward_hook", "register_forward_pre_hook", "register_hook")
 
 
