@@ -175,7 +175,8 @@ _ALL: tuple[Metric, ...] = (
         "Compare layers of one role: an even curve over depth trains evenly.", XIONG, "light"),
     Metric(
         "gradient/norm_before_clip", PARAMETER, "loss per weight unit",
-        "the same norm when scope.before_clip() was called, before clipping",
+        "the same norm when clip_grad_norm_ or clip_grad_value_ was called, or scope.before_clip(), "
+        "before clipping",
         "Far above the applied norm means that clipping decides the step size.", MIX),
     Metric(
         "gradient/rms", PARAMETER, "loss per weight unit",
