@@ -8,7 +8,7 @@ import io
 import pickle
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -81,7 +81,13 @@ class Distributed:
                 pieces[name] = tuple(found)
         except (AttributeError, TypeError, ValueError, KeyError) as error:
             raise _bad(place, str(error) or type(error).__name__) from None
-        return cls(place, _unprefixed(tensors), _unprefixed_keys(pieces), tuple(unreadable))
+        prefix = _prefix([one.name for one in tensors if one.shape])
+        kept = [one for one in tensors if one.name.startswith(prefix)]
+        named = tuple(replace(one, name=one.name.removeprefix(prefix)) for one in kept)
+        return cls(
+            place, named, {one.name.removeprefix(prefix): pieces[one.name] for one in kept},
+            tuple(unreadable),
+        )  # fmt: skip
 
     def read(self, name: str) -> NDArray[Any]:
         one = next(tensor for tensor in self.tensors if tensor.name == name)
@@ -171,20 +177,8 @@ def _piece(metadata: Any, name: str, chunk: Any) -> _Piece:
     return _Piece(offsets, sizes, stored.relative_path, int(stored.offset), int(stored.length))
 
 
-def _unprefixed(tensors: list[Tensor]) -> tuple[Tensor, ...]:
-    prefix = _prefix([one.name for one in tensors])
-    return tuple(
-        Tensor(one.name.removeprefix(prefix), one.shape, one.dtype, one.nbytes) for one in tensors
-    )
-
-
-def _unprefixed_keys(pieces: dict[str, tuple[_Piece, ...]]) -> dict[str, tuple[_Piece, ...]]:
-    prefix = _prefix(list(pieces))
-    return {name.removeprefix(prefix): found for name, found in pieces.items()}
-
-
 def _prefix(names: list[str]) -> str:
-    """The key under which the model was saved beside its optimizer."""
+    """The key under which the model was saved beside its optimizer and counters."""
     for prefix in ("model.", "state_dict.", "app.model.", "module."):
         if names and all(name.startswith(prefix) for name in names):
             return prefix

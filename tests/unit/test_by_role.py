@@ -38,7 +38,9 @@ def written(path: Path, k: dict[str, list[float]], pooled: float = np.nan) -> Ru
 
 
 def test_the_pooled_fit_stands_beside_the_median(tmp_path: Path) -> None:
-    run = written(tmp_path / "run.h5", {"gate": [1.18, 1.187, 1.188], "q": [1.08, 1.1, 1.12]}, pooled=1.17)
+    run = written(
+        tmp_path / "run.h5", {"gate": [1.18, 1.187, 1.188], "q": [1.08, 1.1, 1.12]}, pooled=1.17
+    )
     q, gate = by_role(run)
     assert (gate.role, gate.matrices, gate.step) == ("gate", 3, 2)
     assert gate.k == pytest.approx(1.17) and gate.median_k == pytest.approx(1.187)
