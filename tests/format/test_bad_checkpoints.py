@@ -119,7 +119,7 @@ def test_code_in_a_pickle_is_never_run(tmp_path: Path, form: str) -> None:
             series([str(tmp_path)])
     else:
         if form == "bare pickle":
-            path.write_bytes(pickle.dumps(Hostile(trace)))
+            path.write_bytes(pickle.dumps(Hostile(trace), protocol=2))
         else:
             torch.save(content, path, _use_new_zipfile_serialization=form == "zip")
         refused(path, "wants to run code, posix.mkdir, and was not opened")

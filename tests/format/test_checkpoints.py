@@ -206,7 +206,7 @@ def test_a_distributed_checkpoint_is_read_without_a_process_group(tmp_path: Path
     model(torch.randn(2, 30).bfloat16()).sum().backward()
     optimizer.step()
     with warnings.catch_warnings(action="ignore"):  # torch warns that there is no process group
-        dcp.save(
+        dcp.save(  # type: ignore[attr-defined]
             {
                 "model": model.state_dict(),
                 "optimizer": optimizer.state_dict(),

@@ -1,0 +1,232 @@
+"""Checkpoints behind URLs: a real S3 server and a real web server on this machine."""
+
+import http.server
+import json
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from urllib.request import urlopen
+
+import numpy as np
+import pytest
+import s3fs
+from moto.server import ThreadedMotoServer
+from safetensors.numpy import save_file
+
+from dynscope.checkpoints import series
+from dynscope.errors import InputError
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+class Counter:
+    """Passes a connection on to a server and counts the bytes that come back."""
+
+    def __init__(self, server: int) -> None:
+        self.received = 0
+        self._server = server
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(("127.0.0.1", self._server))
+                for one, other, counted in ((client, server, False), (server, client, True)):
+                    threading.Thread(
+                        target=self._pass, args=(one, other, counted), daemon=True
+                    ).start()
+
+    def _pass(self, source: socket.socket, target: socket.socket, counted: bool) -> None:
+        with suppress(OSError):
+            while chunk := source.recv(1 << 16):
+                self.received += len(chunk) * counted
+                target.sendall(chunk)
+            target.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter]:
+    """An S3 server with an empty bucket ``bucket``, which is reached through a counter."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(port=0)
+    server.start()
+    port = server.get_host_and_port()[1]
+    with urlopen(f"http://127.0.0.1:{port}/moto-api/reset", data=b""):
+        counter = Counter(port)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{counter.port}")
+    for name, value in (("ACCESS_KEY_ID", "test"), ("SECRET_ACCESS_KEY", "hidden-secret"),
+                        ("DEFAULT_REGION", "us-east-1")):  # fmt: skip
+        monkeypatch.setenv(f"AWS_{name}", value)
+    s3fs.S3FileSystem.clear_instance_cache()
+    files = s3fs.S3FileSystem()
+    files.mkdir("bucket")
+    yield counter
+    s3fs.S3FileSystem.clear_instance_cache()
+    counter.close()
+    server.stop()
+
+
+def model(folder: Path, seed: int = 0) -> dict[str, np.ndarray]:
+    """A Hugging Face folder of two shards and a megabyte and a half."""
+    random = np.random.default_rng(seed)
+    names = [
+        f"model.layers.{i}.mlp.{part}.weight" for i in range(3) for part in ("up_proj", "down_proj")
+    ]
+    tensors = {n: random.standard_normal((256, 256)).astype(np.float32) for n in names}
+    folder.mkdir(parents=True)
+    where = {}
+    for i in range(2):
+        file = f"model-{i + 1:05d}-of-00002.safetensors"
+        own = dict(list(tensors.items())[3 * i : 3 * i + 3])
+        save_file(own, folder / file)
+        where |= dict.fromkeys(own, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    return tensors
+
+
+def put(folder: Path, key: str) -> None:
+    s3fs.S3FileSystem().put(str(folder), key, recursive=True)
+
+
+def test_only_the_tensors_asked_for_travel(tmp_path: Path, bucket: Counter) -> None:
+    tensors = model(tmp_path / "m")
+    put(tmp_path / "m", "bucket/m")
+    total = sum(file.stat().st_size for file in (tmp_path / "m").iterdir())
+    s3fs.S3FileSystem.clear_instance_cache()
+    before = bucket.received
+    (one,) = series(["s3://bucket/m"])
+    assert one.config == {"model_type": "llama"} and len(one.tensors) == 6
+    assert bucket.received - before < 40_000
+    name = "model.layers.1.mlp.down_proj.weight"
+    before = bucket.received
+    np.testing.assert_array_equal(one.read(name), tensors[name])
+    travelled = bucket.received - before
+    assert tensors[name].nbytes <= travelled < tensors[name].nbytes + 5_000 < total
+
+
+def test_a_series_in_a_bucket_is_ordered(tmp_path: Path, bucket: Counter) -> None:
+    expected = {}
+    for step in (200, 30, 1000):
+        expected[step] = model(tmp_path / f"step{step}", seed=step)
+        put(tmp_path / f"step{step}", f"bucket/run/step{step}")
+    found = series(["s3://bucket/run"])
+    assert [one.step for one in found] == [30, 200, 1000]
+    for one in found:
+        assert one.step is not None
+        for name, value in expected[one.step].items():
+            np.testing.assert_array_equal(one.read(name), value)
+
+
+def test_what_goes_wrong_is_one_line_without_credentials(
+    tmp_path: Path, bucket: Counter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "page").mkdir()
+    (tmp_path / "page" / "model.safetensors").write_text("<html>Sign in</html>")
+    put(tmp_path / "page", "bucket/page")
+    told = {
+        "s3://bucket/gone/model.safetensors": "no such file",
+        "s3://no-such-bucket/m": "no such file|cannot be read",
+        "s3://bucket/page": "web page",
+    }
+    for url, match in told.items():
+        with pytest.raises(InputError, match=match) as error:
+            series([url])
+        assert "\n" not in str(error.value) and "hidden-secret" not in str(error.value)
+    bucket.close()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    s3fs.S3FileSystem.clear_instance_cache()
+    with pytest.raises(InputError, match="cannot be read|no such file") as error:
+        series(["s3://bucket/m"])
+    assert "\n" not in str(error.value)
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """A folder behind http, by a server that knows ranges."""
+    handler = partial(Ranges, directory=str(folder))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class Ranges(http.server.SimpleHTTPRequestHandler):
+    """Python's own server, with ranges and without lists of folders."""
+
+    sent = 0
+
+    def do_GET(self) -> None:
+        path = Path(self.translate_path(self.path))
+        if not path.is_file():
+            self.send_error(404)
+            return
+        content = path.read_bytes()
+        wanted = self.headers.get("Range")
+        if wanted:
+            first, _, last = wanted.removeprefix("bytes=").partition("-")
+            part = content[int(first) : int(last) + 1 if last else None]
+            self.send_response(206)
+            self.send_header(
+                "Content-Range", f"bytes {first}-{int(first) + len(part) - 1}/{len(content)}"
+            )
+        else:
+            part = content
+            self.send_response(200)
+        self.send_header("Content-Length", str(len(part)))
+        self.send_header("Accept-Ranges", "bytes")
+        self.end_headers()
+        self.wfile.write(part)
+        Ranges.sent += len(part)
+
+    def list_directory(self, path: object) -> None:
+        self.send_error(404)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+def test_a_web_server_that_lists_nothing_is_enough(tmp_path: Path) -> None:
+    tensors = model(tmp_path / "m")
+    with served(tmp_path) as url:
+        Ranges.sent = 0
+        (one,) = series([f"{url}/m"])
+        assert len(one.tensors) == 6 and Ranges.sent < 20_000
+        for name, value in tensors.items():
+            np.testing.assert_array_equal(one.read(name), value)
+        (file,) = series([f"{url}/m/model-00001-of-00002.safetensors"])
+        assert len(file.tensors) == 6
+        with pytest.raises(InputError, match="no such file|holds no checkpoint"):
+            series([f"{url}/nothing"])
+
+
+def test_memory_file_systems_and_file_urls_work_alike(tmp_path: Path) -> None:
+    tensors = model(tmp_path / "step7")
+    (one,) = series([f"file://{tmp_path}/step7"])
+    assert one.step == 7 and {t.name for t in one.tensors} == set(tensors)
+
+
+def test_credentials_in_a_url_are_not_shown(tmp_path: Path) -> None:
+    with served(tmp_path) as url:
+        secret = url.replace("http://", "http://user:pass-word@") + "/m.safetensors?token=abc"
+        with pytest.raises(InputError) as error:
+            series([secret])
+    assert "pass-word" not in str(error.value) and "token" not in str(error.value)
