@@ -180,6 +180,12 @@ def weights(
     scheduler: Annotated[
         str, typer.Option("--scheduler", help="A Dask scheduler that has workers: tcp://host:8786.")
     ] = "",
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow", help="A class that you trust in a PyTorch file: argparse.Namespace."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, for scripts.")] = False,
 ) -> None:
     """Measure the weights of checkpoints, without data or model, into a run file."""
@@ -190,7 +196,7 @@ def weights(
         run = sweep.weights(
             paths, target, method=method, trim=trim,
             roles=[role for given in roles or () for role in given.split(",")], match=match or (),
-            workers=workers, scheduler=scheduler, overwrite=force,
+            workers=workers, scheduler=scheduler, allow=allow or (), overwrite=force,
             progress=lambda done, total, where: progress(_bar(done, total, where)),
         )  # fmt: skip
     print(json.dumps(_weighed(run), indent=2) if as_json else "\n".join(_weights_told(run)))

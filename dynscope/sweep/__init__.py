@@ -44,6 +44,7 @@ def weights(
     match: Sequence[str] = (),
     workers: int = 1,
     scheduler: str = "",
+    allow: Sequence[str] = (),
     overwrite: bool = False,
     progress: Tell = lambda done, total, where: None,
 ) -> Run:
@@ -54,7 +55,8 @@ def weights(
     ``method`` and ``trim`` are those of `dynscope.weibull.fit`. ``roles`` and ``match`` (patterns of
     names, such as ``*.self_attn.*``) choose what is read. ``workers`` is the number of processes of
     this machine, which need the usual main guard in a script; ``scheduler`` the address of a Dask
-    scheduler whose workers do it instead. ``progress`` is told bytes done, bytes in all and where.
+    scheduler whose workers do it instead. ``allow`` names classes that a PyTorch file may hold
+    besides tensors (``argparse.Namespace``): only those that you trust. ``progress`` is told bytes done, bytes in all and where.
 
     What was done is kept beside ``output`` until that is written: the same call goes on after a
     kill. What cannot be read is in the run's ``coverage``.
@@ -69,7 +71,7 @@ def weights(
     if target.exists() and not overwrite:
         raise InputError(f"{target}: exists already; give another output, or overwrite=True")
     choice = Choice(method, trim, tuple(roles), tuple(match))
-    plan = Plan.of(series([os.fspath(path) for path in given]), choice)
+    plan = Plan.of(series([os.fspath(path) for path in given], allow), choice)
     journal = Journal(target.with_name(f".{target.name}.partial"), plan.text)
     try:
         _work(plan, journal, _way(workers, scheduler), progress)

@@ -68,6 +68,6 @@ def cluster(work: Work[Task, Result], tasks: Sequence[Task], scheduler: str) -> 
         raise InputError(f"{scheduler}: no Dask scheduler answers there ({error})") from None
     with client:
         futures = client.map(work, tasks, pure=False, retries=3)
-        for future in as_finished(futures):
+        for future in as_finished(futures, loop=client.loop):
             yield future.result()
             future.release()

@@ -88,7 +88,7 @@ def model(folder: Path, seed: int = 0) -> dict[str, np.ndarray]:
     ]
     tensors = {n: random.standard_normal((256, 256)).astype(np.float32) for n in names}
     folder.mkdir(parents=True)
-    where = {}
+    where: dict[str, str] = {}
     for i in range(2):
         file = f"model-{i + 1:05d}-of-00002.safetensors"
         own = dict(list(tensors.items())[3 * i : 3 * i + 3])
