@@ -17,7 +17,7 @@ from dynscope.hooks.fused import Compilation
 from dynscope.hooks.measure import Measure
 from dynscope.hooks.observation import Observer
 from dynscope.hooks.parameters import ParameterWatch
-from dynscope.hooks.recorder import Recorder
+from dynscope.hooks.steps import Steps
 
 PARTS: dict[str, tuple[tuple[type, str], ...]] = {
     "activations": ((Measure, "output"),),
@@ -26,8 +26,8 @@ PARTS: dict[str, tuple[tuple[type, str], ...]] = {
     "gradients of parameters": ((ParameterWatch, "read_gradients"),),
     "updates": ((ParameterWatch, "before_step"), (ParameterWatch, "after_step")),
     "the row, and the rest around the step": (
-        (Recorder, "_before_step"),
-        (Recorder, "_after_step"),
+        (Steps, "_before"),
+        (Steps, "_after"),
     ),
 }
 

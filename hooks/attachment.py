@@ -20,7 +20,8 @@ from dynscope.hooks.custom import SiteMetric
 from dynscope.hooks.optimizer import Optimizers
 from dynscope.hooks.padding import MaskSpec, Padding
 from dynscope.hooks.places import Places
-from dynscope.hooks.recorder import Plan, Recorder, end_recording_of
+from dynscope.hooks.process import end_recording_of
+from dynscope.hooks.recorder import Plan, Recorder
 from dynscope.hooks.schedule import Spec, describe, schedule
 from dynscope.hooks.survey import retrace
 from dynscope.hooks.wrapped import Followed, followed
@@ -115,7 +116,6 @@ def attach(
         full=chosen.bundle == "full",
         survey=survey,
         custom=chosen.custom,
-        world_size=_world()[1],
         budget=budget,
         padding=None if mask is None else Padding(mask),
     )
