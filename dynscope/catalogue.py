@@ -263,6 +263,20 @@ _ALL: tuple[Metric, ...] = (
         "weight/nonfinite_count", WEIGHT, "elements",
         "NaN or infinite weights, which norm, rms, absmax, mean and the fit leave out",
         "Anything but zero is a fault.", OWN),
+    Metric(
+        "weight/q90_q10", WEIGHT, "1", "90 % quantile of the weight magnitudes over the 10 % quantile",
+        "13.1 for Gaussian weights, 9 for uniform ones, 21.9 for exponential ones: read it where no "
+        "Weibull distribution fits.", WEIBULL, "full"),
+    Metric(
+        "weight/q99_q50", WEIGHT, "1", "99 % quantile of the weight magnitudes over the median",
+        "3.82 for Gaussian weights; more is a heavier tail.", WEIBULL, "full"),
+    Metric(
+        "weight/q999_q50", WEIGHT, "1", "99.9 % quantile of the weight magnitudes over the median",
+        "4.88 for Gaussian weights; far more means outliers.", WEIBULL, "full"),
+    Metric(
+        "weight/gini", WEIGHT, "1", "Gini coefficient of the weight magnitudes",
+        "0.414 for Gaussian weights, 0.333 for uniform ones; towards 1 a few weights hold everything.",
+        WEIBULL, "full"),
 )  # fmt: skip
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}

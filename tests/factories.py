@@ -192,6 +192,8 @@ def _weight_rows(
         "weight/weibull_n": np.where(matrix, 0.8 * size**2, np.nan),
         "weight/weibull_k_standard_error": np.where(matrix, 1.4 / size, np.nan),
         "weight/zero_fraction": np.zeros(len(size)),
+        "weight/q90_q10": np.full(len(size), 13.1), "weight/q99_q50": np.full(len(size), 3.82),
+        "weight/q999_q50": np.full(len(size), 4.88), "weight/gini": np.full(len(size), 0.414),
         "weight/nonfinite_count": np.zeros(len(size)),
     }  # fmt: skip
 

@@ -1,7 +1,7 @@
 """The work of a sweep: read some tensors of a checkpoint, fit each, count each role's together."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import nan
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from dynscope import weibull
 from dynscope.checkpoints import Checkpoint
 from dynscope.errors import InputError
 from dynscope.structure.layouts import Layout
-from dynscope.weibull.parameters import FIT_METRICS, fit_row
+from dynscope.weibull.parameters import FIT_METRICS, fit_or_reason, fit_row
 
 METRICS = (*FIT_METRICS, "weight/mean", "weight/rms", "weight/norm", "weight/absmax")
 """What is measured of each parameter, in the order of `Row.numbers`."""
@@ -116,19 +116,11 @@ def _matrices(wanted: Wanted, array: NDArray[Any]) -> Iterator[tuple[str, NDArra
 
 
 def _row(histogram: weibull.Histogram, ndim: int, method: str, trim: str) -> Row:
-    """The fit of a histogram beside the sums that were taken with it."""
-    fit = weibull.fit(histogram, method, trim)
-    if ndim < 2:  # a bias or a gain: its sums, no fit
-        fit = replace(
-            weibull.WeibullFit(),
-            n=fit.n,
-            zero_fraction=fit.zero_fraction,
-            nonfinite_count=fit.nonfinite_count,
-            reason=weibull.NOT_A_MATRIX,
-        )
+    """The fit of a histogram beside the sums that were taken with it; a bias has no fit."""
+    fit = fit_or_reason(histogram, weibull.NOT_A_MATRIX * (ndim < 2), method, trim)
     finite = histogram.finite
     if not finite:
-        return Row((*fit_row(fit), nan, nan, nan, nan), fit.reason)
+        return Row((*fit_row(fit, histogram), nan, nan, nan, nan), fit.reason)
     norm = histogram.sum_squares**0.5
     sums = (histogram.sum / finite, norm / finite**0.5, norm, histogram.absmax)
-    return Row((*fit_row(fit), *sums), fit.reason)
+    return Row((*fit_row(fit, histogram), *sums), fit.reason)

@@ -97,7 +97,7 @@ def test_every_number_is_that_of_the_tensor(tmp_path: Path, dtype: torch.dtype) 
 def test_merged_matrices_are_divided_by_their_layout_and_pooled_by_role(tmp_path: Path) -> None:
     run = weights(checkpoint(tmp_path / "m"), tmp_path / "m.h5")
     expected = tensors()
-    together = {"q": [], "k": [], "v": []}  # type: dict[str, list[Any]]
+    together: dict[str, list[np.ndarray]] = {"q": [], "k": [], "v": []}
     for i in range(BLOCKS):
         name = f"gpt_neox.layers.{i}.attention.query_key_value.weight"
         heads = expected[name].view(4, 3, WIDTH // 4, WIDTH)
