@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from dynscope.hooks.backward import BackwardEnd
 from dynscope.hooks.custom import OwnMetrics
 from dynscope.hooks.measure import Measure, Observed
-from dynscope.hooks.padding import UNREADABLE, Mask, Padding, Unmasked, Verdict
+from dynscope.hooks.padding import ELSEWHERE, UNREADABLE, Mask, Padding, Unmasked, Verdict
 from dynscope.hooks.tally import Tally
 from dynscope.hooks.telling import Telling, named
 from dynscope.hooks.tensors import comparable, local, observable, unreadable, version
@@ -149,6 +149,7 @@ class Observer:
         self.started = False  # a forward has begun since the last optimizer step
         self.backward_end: BackwardEnd | None = None
         self.padding = padding
+        self._elsewhere = set() if padding is None else padding.elsewhere([r.path for r in rows])
         self._scratch: Tally | None = None
         self._own, self._telling = own, telling
         self._last: tuple[weakref.ref[Tensor], int, int, str, Observed] | None = None
@@ -194,6 +195,8 @@ class Observer:
         try:
             if self._counts(row, mode, aside) and not place.quiet and observable(x):
                 with torch.no_grad(), _one_at_a_time:
+                    if isinstance(mask, Mask) and place.path in self._elsewhere:
+                        mask = ELSEWHERE
                     if isinstance(mask, Mask):
                         self._reduce_real(row, mode, local(x), reference, mask)
                     elif mask is None or self._unmasked(place, mode, mask):
@@ -257,7 +260,9 @@ class Observer:
 
     def _unmasked(self, place: Row, mode: int, why: Unmasked) -> bool:
         """Say why there is no mask; whether all positions count then."""
-        if why.counts:
+        if why is ELSEWHERE:
+            self._telling.missing(None, place.kind, place.path, "mask", why.reason)
+        elif why.counts:
             self._telling.missing(None, "pass", "", "mask", why.reason)
         elif place.kind == "site":
             self._telling.missing(None, "site", place.path, "activation_gradient", why.reason)

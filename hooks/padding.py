@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,6 +102,11 @@ class Unmasked:
     counts: bool = True
 
 
+_DECODED = ("decoder", "tgt", "target")
+ELSEWHERE = Unmasked(
+    "it is outside of the encoder or decoder that the mask is of: all positions count (a mask given as "
+    "a function or a tensor would hold for both)"
+)
 UNSEEN = Unmasked(
     "its forward was not seen to begin, so no mask was found: all positions count (of a compiled "
     "model, attach what torch.compile returned)"
@@ -131,6 +136,23 @@ class Padding:
         self._since_backward: list[Verdict] = []
         self._backward_ended = False
         self._last: tuple[Tensor, int, Verdict] | None = None
+
+    def elsewhere(self, paths: Collection[str]) -> set[str]:
+        """Those of ``paths`` whose mask it is not known to be.
+
+        Encoder and decoder are padded each in its own way. A name says whose mask it is, and it is
+        not asked for outside; of a function or a tensor the user knows.
+        """
+        if not isinstance(self._spec, str):
+            return set()
+        within = {
+            stack: {path for path in paths if stack in path.split(".")}
+            for stack in ("encoder", "decoder")
+        }
+        if not all(within.values()):
+            return set()
+        own = "decoder" if any(word in self._spec for word in _DECODED) else "encoder"
+        return set(paths) - within[own]
 
     def position(self, module: nn.Module) -> int:
         """Where among the positional arguments of ``module`` the mask is, -1 if nowhere.

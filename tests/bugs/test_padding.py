@@ -198,6 +198,33 @@ def test_what_has_no_positions_counts_whole_and_what_does_not_fit_is_told(tmp_pa
     assert "does not fit" in reasons(run, "odd") and not reasons(run, "pool")
 
 
+@pytest.mark.parametrize("name", ["attention_mask", "decoder_attention_mask"])
+def test_encoder_and_decoder_have_masks_of_their_own_though_equally_long(
+    tmp_path: Path, name: str
+) -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.decoder = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+            self.head = nn.Identity()
+
+        def forward(self, x: Tensor, attention_mask: Tensor, decoder_attention_mask: Tensor) -> Any:
+            return self.head(self.decoder(self.encoder(x)))
+
+    model, path = Pair(), tmp_path / "run.h5"
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with dynscope.attach(model, path, optimizer=optimizer, mask=name, **OPTIONS):
+        model(torch.randn(BATCH, TOKENS, WIDTH), MASK, MASK.flip(0)).square().sum().backward()
+        optimizer.step()
+    run = dynscope.load(path)
+    own, other = ("encoder", "decoder") if name == "attention_mask" else ("decoder", "encoder")
+    assert site(run, "activation/count", own) == int(MASK.sum()) * WIDTH
+    for outside in (other, "head"):
+        assert site(run, "activation/count", outside) == BATCH * TOKENS * WIDTH
+        assert "that the mask is of" in reasons(run, outside)
+    assert "mask" not in reasons(run, own)
+
+
 def test_a_mask_that_cannot_be_used_is_told_and_training_goes_on(tmp_path: Path) -> None:
     additive = (1.0 - MASK) * -1e4
     for i, (bad, why) in enumerate(
