@@ -1,8 +1,9 @@
-"""How fast and how exact the Weibull fits are: python benchmarks/weibull.py [--rounds 5]
+"""How fast and how exact the Weibull fits are: python -m benchmarks.weibull [--rounds 15]
 
-Three tables, all in one process on as many threads as torch takes: time of one matrix against the
-published binned protocol (npm-weibull-py's own code where it is installed, otherwise our
-reproduction of it), error of k against sorting every weight, and time of a whole model's weights step.
+Everything in one process, the pieces taking turns, medians of many. One matrix: `dynscope.weibull.fit`,
+what a recorded training does (the training process's part alone), npm-weibull-py 0.4.0, and reading the
+memory once. Then the error of k against sorting every weight, the weights step of a whole model, and all
+matrices of SmolLM2-135M.
 """
 
 import argparse
@@ -10,9 +11,12 @@ import time
 from collections.abc import Callable
 from functools import partial
 from statistics import median
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import torch
+from npm_weibull import extract_to_histogram, weibull_fit
 
 from dynscope import weibull
 from dynscope.hooks import weights
@@ -29,35 +33,41 @@ def milliseconds(*work: Callable[[], object], rounds: int) -> list[float]:
     return [median(spent) for spent in times]
 
 
-def protocol() -> tuple[str, Callable[[torch.Tensor], object]]:
-    try:
-        from npm_weibull import (
-            extract_to_histogram,
-            weibull_fit,
-        )
-    except ImportError:
-        return "binned (ours)", lambda tensor: weibull.fit(tensor.numpy(), method="binned")
-    return "npm-weibull-py", lambda tensor: weibull_fit(extract_to_histogram(tensor))
+def npm(tensor: torch.Tensor) -> float:
+    return float(weibull_fit(extract_to_histogram(tensor))["k"])
+
+
+def as_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The same memory; numpy has no bfloat16 of its own."""
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
 
 
 def fit_whole(tensor: torch.Tensor) -> float:
+    """What a recorded training and its writer process do together."""
     row = weibull.derive(weights.collect([("w", tensor)]))
     return float(row["weight/weibull_k"][0])
 
 
+def read_once(array: np.ndarray[Any, Any]) -> object:
+    return np.bitwise_or.reduce(array.reshape(-1).view(np.uint32))
+
+
 def speed(rounds: int) -> None:
-    name, peer = protocol()
-    print(f"{'one matrix, ms':22}{'dynscope':>12}{'in trainer':>12}{name:>16}{'ratio':>8}")
-    for side in (512, 1024, 4096):
-        tensor = 0.02 * torch.randn(side, side)
-        ours, taken, theirs = milliseconds(
-            partial(fit_whole, tensor),
-            partial(weights.collect, [("w", tensor)]),
-            partial(peer, tensor),
-            rounds=rounds,
-        )
-        label = f"{side} x {side} float32"
-        print(f"{label:22}{ours:12.2f}{taken:12.2f}{theirs:16.2f}{ours / theirs:8.2f}")
+    heads = ("dynscope", "in trainer", "npm-weibull", "read once", "ratio to npm")
+    print(f"{'one matrix, ms':24}" + "".join(f"{head:>14}" for head in heads))
+    for dtype in (torch.float32, torch.bfloat16):
+        for side in (512, 1024, 4096):
+            tensor = (0.02 * torch.randn(side, side)).to(dtype)
+            array = as_numpy(tensor)
+            ours, taken, theirs, reading = milliseconds(
+                partial(weibull.fit, array), partial(weights.collect, [("w", tensor)]),
+                partial(npm, tensor), partial(read_once, array), rounds=rounds,
+            )  # fmt: skip
+            cells = "".join(f"{one:14.2f}" for one in (ours, taken, theirs, reading))
+            name = f"{side} x {side} {str(dtype)[6:]}"
+            print(f"{name:24}{cells}{ours / theirs:14.3f}")
 
 
 def accuracy() -> None:
@@ -102,14 +112,34 @@ def model(rounds: int) -> None:
         )
 
 
+def smollm2(rounds: int) -> None:
+    """Every matrix of a real model, from its memory."""
+    from examples.inspect_smollm2 import load
+
+    model = load()[0]
+    tensors = [p.detach() for p in model.parameters() if p.ndim == 2]
+    arrays = [tensor.numpy() for tensor in tensors]
+    ours, theirs = milliseconds(
+        lambda: [weibull.fit(array) for array in arrays],
+        lambda: [npm(tensor) for tensor in tensors],
+        rounds=rounds,
+    )
+    numel = sum(array.size for array in arrays)
+    print(
+        f"\nSmolLM2-135M, {len(arrays)} matrices, {numel / 1e6:.0f} M weights: "
+        f"{ours / 1e3:.2f} s, npm-weibull-py {theirs / 1e3:.2f} s"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=15)
     rounds = parser.parse_args().rounds
     torch.manual_seed(0)
     speed(rounds)
     accuracy()
     model(rounds)
+    smollm2(max(3, rounds // 3))
 
 
 if __name__ == "__main__":

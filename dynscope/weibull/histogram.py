@@ -2,15 +2,18 @@
 
 16-bit and 8-bit floats have so few magnitudes that they are counted as they are. Of wider floats
 fewer than `EXACT_BELOW` are sorted; more are counted by their own bits, rounded to 256 magnitudes
-per octave: no logarithm, no window to choose, and the same at every scale.
+per octave: no logarithm, no window to choose, and the same at every scale. The loops over large
+tensors are compiled where numba is installed (`dynscope.weibull.compiled`).
 """
 
+import importlib
 import io
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from math import inf
+from types import ModuleType
 from typing import Any, cast
 
 import numpy as np
@@ -165,14 +168,15 @@ def log_bins(levels: Array, counts: Array | None = None) -> NDArray[np.int64]:
 LOG_EDGES = np.linspace(-12.0, 2.0, 1025)
 
 
-def sorted_levels(values: Array) -> tuple[Array, NDArray[np.int64]]:
+def _sorted_levels(values: Array) -> tuple[Array, NDArray[np.int64]]:
     """Distinct magnitudes, ascending, and how often each occurs; NaN and infinity at the end."""
-    magnitudes = np.sort(np.abs(values.reshape(-1)))
-    first = np.empty(len(magnitudes), bool)
-    first[:1] = True
-    np.not_equal(magnitudes[1:], magnitudes[:-1], out=first[1:])
-    starts = np.flatnonzero(first)
-    return magnitudes[starts], np.diff(np.append(starts, len(magnitudes)))
+    magnitudes = np.abs(values.reshape(-1))
+    magnitudes.sort()
+    tied = magnitudes[1:] == magnitudes[:-1]
+    if not tied.any():
+        return magnitudes, np.ones(len(magnitudes), np.int64)
+    starts = np.flatnonzero(np.concatenate([[True], ~tied]))
+    return magnitudes[starts], np.diff(starts, append=len(magnitudes))
 
 
 def _is_float(dtype: np.dtype[Any]) -> bool:
@@ -185,8 +189,8 @@ def _is_narrow(dtype: np.dtype[Any]) -> bool:
 
 
 def _count_sorted(values: Array) -> Histogram:
-    levels, counts = sorted_levels(np.array(values, order="C"))
-    end = int(np.searchsorted(levels, inf))
+    levels, counts = _sorted_levels(values)
+    end = int(np.searchsorted(levels, levels.dtype.type(inf)))
     zeros = int(counts[0]) if end and levels[0] == 0 else 0
     start = int(zeros > 0)
     return Histogram(
@@ -201,10 +205,7 @@ def _count_sorted(values: Array) -> Histogram:
 def _count_narrow(values: Array) -> Histogram:
     """Every pattern is counted, its sign included, so that the sums follow exactly."""
     unsigned = np.dtype(f"u{values.dtype.itemsize}")
-    patterns = 2 ** (8 * values.dtype.itemsize)
-    counts = np.zeros(patterns, np.int64)
-    for chunk in _chunks(values.view(unsigned), np.intp):
-        counts += np.bincount(chunk, minlength=patterns)
+    counts = _patterns(values.view(unsigned), 2 ** (8 * values.dtype.itemsize))
     meaning = _meaning(values.dtype)
     finite = np.isfinite(meaning)
     seen = np.flatnonzero((counts > 0) & finite)
@@ -217,10 +218,36 @@ def _count_narrow(values: Array) -> Histogram:
         each[start:],
         zeros,
         int(counts[~finite].sum()),
-        float(meaning[seen] @ counts[seen]),
-        float(meaning[seen] ** 2 @ counts[seen]),
+        _dot(meaning[seen], counts[seen].astype(np.float64)),
+        _dot(meaning[seen] ** 2, counts[seen].astype(np.float64)),
         float(level[-1]) if len(level) else 0.0,
     )
+
+
+def _patterns(values: Array, patterns: int) -> NDArray[np.int64]:
+    compiled = _compiled(values.size)
+    if compiled is not None:
+        rows = np.zeros((4, patterns), np.int64)
+        for piece in _pieces(values):
+            compiled.count_patterns(piece, rows)
+        return rows.sum(0)
+    counts = np.zeros(patterns, np.int64)
+    for chunk in _chunks(values, np.intp):
+        counts += np.bincount(chunk, minlength=patterns)
+    return counts
+
+
+def _compiled(size: int) -> ModuleType | None:
+    """The compiled loops where numba is installed and there is enough to do for them."""
+    return _loops() if size >= EXACT_BELOW else None
+
+
+@cache
+def _loops() -> ModuleType | None:
+    try:
+        return importlib.import_module("dynscope.weibull.compiled")
+    except ImportError:
+        return None
 
 
 @cache
@@ -234,29 +261,46 @@ def _meaning(dtype: np.dtype[Any]) -> Floats:
 
 def _count_wide(values: Array) -> Histogram:
     """Bit patterns of magnitudes, rounded to the nearest of `_KEPT_BITS` bits behind the leading one."""
-    counts = np.zeros(0, np.int64)
     kind = _WIDE[values.dtype.itemsize]
     shift = kind.mantissa - _KEPT_BITS
-    half, magnitude = kind.unsigned(1 << (shift - 1)), kind.unsigned(kind.magnitude)
-    for chunk in _chunks(values.view(kind.unsigned), kind.unsigned):
-        chunk &= magnitude
-        np.minimum(chunk, kind.unsigned(kind.infinity), out=chunk)
-        chunk += half
-        chunk >>= kind.unsigned(shift)
-        found = np.bincount(chunk.astype(np.intp))
-        if len(found) > len(counts):
-            found[: len(counts)] += counts
-            counts = found
-        else:
-            counts[: len(found)] += found
-    nonfinite = int(counts[kind.infinity >> shift :].sum())
-    seen = np.flatnonzero(counts[: kind.infinity >> shift])
+    counts, sums = _rounded_patterns(values, kind, shift)
+    infinity = kind.infinity >> shift
+    seen = np.flatnonzero(counts[:infinity])
     levels = (seen.astype(kind.unsigned) << kind.unsigned(shift)).view(kind.floating)
     start = int(len(seen) > 0 and seen[0] == 0)
-    zeros = int(counts[0]) if start else 0
     return Histogram(
-        levels[start:].astype(np.float64), counts[seen[start:]], zeros, nonfinite, *_sums(values)
+        levels[start:].astype(np.float64),
+        counts[seen[start:]],
+        int(counts[0]) if start else 0,
+        int(counts[infinity:].sum()),
+        *sums,
     )
+
+
+def _rounded_patterns(
+    values: Array, kind: "_Wide", shift: int
+) -> tuple[NDArray[np.int64], tuple[float, float, float]]:
+    unsigned = kind.unsigned
+    bits, half = values.view(unsigned), unsigned(1 << (shift - 1))
+    magnitude, infinity = unsigned(kind.magnitude), unsigned(kind.infinity)
+    counts = np.zeros((kind.infinity >> shift) + 1, np.int64)
+    compiled = _compiled(values.size)
+    if compiled is not None:
+        sums = np.zeros(3)
+        for piece in _pieces(bits):
+            compiled.count_rounded(
+                piece, piece.view(kind.floating), magnitude, infinity, half, unsigned(shift),
+                counts, sums,
+            )  # fmt: skip
+        return counts, (float(sums[0]), float(sums[1]), float(sums[2]))
+    for chunk in _chunks(bits, unsigned):
+        chunk &= magnitude
+        np.minimum(chunk, infinity, out=chunk)
+        chunk += half
+        chunk >>= unsigned(shift)
+        found = np.bincount(chunk.astype(np.intp))
+        counts[: len(found)] += found
+    return counts, _sums(values)
 
 
 @dataclass(frozen=True)
@@ -278,11 +322,10 @@ def _sums(values: Array) -> tuple[float, float, float]:
     """Sum, sum of squares and largest magnitude of the finite values."""
     total = squares = largest = 0.0
     for chunk in _chunks(values, np.float64):
-        with np.errstate(invalid="ignore"):
-            square = float(chunk @ chunk)
+        square = _dot(chunk, chunk)
         if not np.isfinite(square):
             chunk = chunk[np.isfinite(chunk)]
-            square = float(chunk @ chunk)
+            square = _dot(chunk, chunk)
         if len(chunk):
             total += float(chunk.sum())
             squares += square
@@ -290,18 +333,29 @@ def _sums(values: Array) -> tuple[float, float, float]:
     return total, squares, largest
 
 
+def _dot(one: Floats, other: Floats) -> float:
+    """Not ``@``, for which BLAS brings threads of its own."""
+    with np.errstate(invalid="ignore"):
+        return float(np.einsum("i,i->", one, other))
+
+
+def _pieces(values: Array) -> Iterator[Array]:
+    """The elements in flat pieces, in the order of memory: views where that can be."""
+    if values.size:
+        pieces = np.nditer(
+            values, flags=["external_loop", "buffered"], op_flags=["readonly", "aligned"],
+            order="K", buffersize=_CHUNK,
+        )  # fmt: skip
+        for piece in pieces:
+            yield cast(Array, piece)
+
+
 def _chunks(values: Array, dtype: Any) -> Iterator[Array]:
-    """The elements in pieces that may be written to, in the order of memory, as ``dtype``."""
-    if not values.size:
-        return
-    pieces = np.nditer(
-        values, flags=["external_loop", "buffered"], order="K", buffersize=_CHUNK
-    )  # fmt: skip
+    """The elements in flat pieces that may be written to, as ``dtype``."""
     room = np.empty(_CHUNK, dtype)
-    for piece in pieces:
-        flat = cast(Array, piece)
-        for start in range(0, len(flat), _CHUNK):
-            part = flat[start : start + _CHUNK]
+    for piece in _pieces(values):
+        for start in range(0, len(piece), _CHUNK):
+            part = piece[start : start + _CHUNK]
             chunk = room[: len(part)]
             chunk[...] = part
             yield chunk
