@@ -14,7 +14,7 @@ from dynscope.depth import (
     growth_law,
     outside_band,
 )
-from dynscope.reports import facts, plateau, words
+from dynscope.reports import facts, plateau, weights, words
 from dynscope.reports.charts import Statement, Tone
 from dynscope.reports.measured import Floats, Measured, block_ratio
 from dynscope.reports.summaries import massive
@@ -31,7 +31,8 @@ DEAR = 0.05  # share of the time that is worth a warning
 def statements(measured: Measured) -> tuple[Statement, ...]:
     """The sentences of the summary, the most general first."""
     if not len(measured.run.steps):
-        return (Statement("This run holds no recorded step yet.", "warn"),)
+        found = tuple(weights.statements(measured))
+        return found or (Statement("This run holds no recorded step yet.", "warn"),)
     makers = (_loss, _growth, _gradients, _largest, _nonfinite, _learning, _angles, _weights, _cost)
     return tuple(sentence for maker in makers for sentence in maker(measured))
 

@@ -10,13 +10,40 @@ from dynscope.by_role import RoleWeights, by_role, neighbours
 from dynscope.published import PROTOCOL_ERROR, PUBLISHED, SOURCE, Neighbour
 from dynscope.reports import theme, words
 from dynscope.reports.axes import value_axis
-from dynscope.reports.charts import Card, Chart, Spec, Table
+from dynscope.reports.charts import Card, Chart, Spec, Statement, Table
 from dynscope.reports.figures import layout, line_trace, training_chart
 from dynscope.reports.measured import Measured
 from dynscope.reports.summaries import line
-from dynscope.verdicts import ENOUGH
+from dynscope.site import wholes
+from dynscope.verdicts import BAND, ENOUGH
 
 SCALE_SOURCE = "Weibull weight magnitudes, arXiv 2605.18898"
+
+
+def statements(measured: Measured) -> Iterator[Statement]:
+    """What is to be said of weights alone, as of checkpoints: by verdict, then by neighbour."""
+    found = by_role(measured.run)
+    if not found:
+        return
+    steps = measured.run.weight_steps
+    whole = wholes(measured.run.parameters)
+    total = words.parameters(sum(one.numel for one in whole))
+    text = f"{words.count(len(steps), 'checkpoint')} of {words.count(len(whole), 'tensor')}, {total} weights"
+    quantized = str(measured.run.metadata.settings.get("quantized", ""))
+    stored = f"; stored in {quantized}: k is that of what is stored, not of what was trained"
+    yield Statement(f"{text}{stored * bool(quantized)}.", "warn" if quantized else "")
+    told: dict[str, list[str]] = {}
+    for one in found:
+        place = f"{one.median_k:.3f}, {one.below} of {one.matrices} below {BAND[0]}"
+        told.setdefault(one.verdict.word, []).append(f"{_role(one)} ({place})")
+    for word, roles in told.items():
+        at = "" if len(steps) == 1 else f" at step {words.integer(found[0].step)}"
+        text = f"Median k of {words.listing(roles, 8)}{at}: {word}."
+        yield Statement(text, "", "weibull-k")
+    near = neighbours(found)
+    if near:
+        nearest = f"{near[0].model.name}, {near[0].distance:.4f} ± {near[0].uncertainty:.4f} away"
+        yield Statement(f"Nearest published model: {nearest}.", "", "weibull-published")
 
 
 def role_table(measured: Measured) -> Table | None:

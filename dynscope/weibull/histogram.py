@@ -230,7 +230,8 @@ def _patterns(values: Array, patterns: int) -> NDArray[np.int64]:
         rows = np.zeros((4, patterns), np.int64)
         for piece in _pieces(values):
             compiled.count_patterns(piece, rows)
-        return rows.sum(0)
+        counts: NDArray[np.int64] = rows.sum(0)
+        return counts
     counts = np.zeros(patterns, np.int64)
     for chunk in _chunks(values, np.intp):
         counts += np.bincount(chunk, minlength=patterns)
