@@ -35,7 +35,7 @@ def make(folder: Path, gigabytes: float) -> int:
     for step in range(1, CHECKPOINTS + 1):
         place = folder / f"step{1000 * step}"
         place.mkdir(parents=True)
-        where = {}
+        where: dict[str, str] = {}
         for shard in range(SHARDS):
             file = f"model-{shard + 1:05d}-of-{SHARDS:05d}.safetensors"
             tensors = {}

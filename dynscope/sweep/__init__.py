@@ -178,7 +178,7 @@ def _header(plan: Plan, target: Path) -> Header:
     settings: dict[str, Any] = {
         "source": "checkpoints",
         "checkpoints": len(plan.checkpoints),
-        "formats": sorted({one.format for one in plan.checkpoints}),
+        "format": ", ".join(sorted({one.format for one in plan.checkpoints})),
         "weibull_method": f"{plan.choice.method} {plan.choice.trim}",
         **({"quantized": ", ".join(quantized)} if quantized else {}),
         **({"attention": attention} if attention else {}),
