@@ -258,3 +258,49 @@ def test_files_of_one_folder_may_be_the_series(tmp_path: Path) -> None:
     found = series([str(tmp_path)])
     assert [one.step for one in found] == [20, 100]
     check(found[1], weights(seed=100))
+
+
+def save_sharded(rank: int, folder: str, port: int) -> None:
+    """One of two processes that save rows and columns of the same matrices together."""
+    import os
+
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    torch.manual_seed(0)
+    state = {
+        "rows": distribute_tensor(torch.randn(31, 8), mesh, [Shard(0)]),
+        "columns": distribute_tensor(torch.randn(6, 20), mesh, [Shard(1)]),
+        "both": distribute_tensor(torch.randn(5, 5), mesh, [Replicate()]),
+    }
+    dcp.save({"model": state}, checkpoint_id=folder)  # type: ignore[attr-defined]
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's own, in the processes that save
+def test_what_two_processes_saved_is_put_together(tmp_path: Path) -> None:
+    from socket import create_server
+
+    with create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(save_sharded, (str(tmp_path / "step3"), port), nprocs=2)  # type: ignore[attr-defined]
+    assert len(list((tmp_path / "step3").glob("*.distcp"))) == 2
+    (one,) = series([str(tmp_path / "step3")])
+    torch.manual_seed(0)
+    expected = {
+        "rows": torch.randn(31, 8),
+        "columns": torch.randn(6, 20),
+        "both": torch.randn(5, 5),
+    }
+    assert {tensor.name for tensor in one.tensors} == set(expected)
+    for name, value in expected.items():
+        assert same(one.read(name), value), name
+    next((tmp_path / "step3").glob("*.distcp")).unlink()
+    with pytest.raises(InputError, match="distcp: no such file"):
+        for name in expected:
+            one.read(name)
