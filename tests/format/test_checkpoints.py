@@ -288,7 +288,7 @@ def test_what_two_processes_saved_is_put_together(tmp_path: Path) -> None:
 
     with create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    torch.multiprocessing.spawn(save_sharded, (str(tmp_path / "step3"), port), nprocs=2)  # type: ignore[attr-defined]
+    torch.multiprocessing.spawn(save_sharded, (str(tmp_path / "step3"), port), nprocs=2)  # type: ignore[attr-defined, no-untyped-call]
     assert len(list((tmp_path / "step3").glob("*.distcp"))) == 2
     (one,) = series([str(tmp_path / "step3")])
     torch.manual_seed(0)
