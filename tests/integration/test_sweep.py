@@ -212,28 +212,36 @@ sweep.weights(sys.argv[1], sys.argv[2])
 """
 
 
+def killed_after(lines: int, folder: Path, target: Path) -> list[str]:
+    """What a sweep that is killed after so many tasks has said."""
+    with interrupted(lines, folder, target) as said:
+        return said
+
+
+@contextmanager
+def interrupted(lines: int, folder: Path, target: Path) -> Iterator[list[str]]:
+    """A sweep that has begun so many tasks, and is killed at the end."""
+    command = [sys.executable, "-c", SLOWLY, str(folder), str(target)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield [process.stdout.readline() for _ in range(lines)]
+        finally:
+            process.send_signal(signal.SIGKILL)
+
+
 @pytest.mark.slow
 def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
     folder, target = run_series(tmp_path / "run"), tmp_path / "run.h5"
     expected = weights(folder, tmp_path / "whole.h5")
     seen: list[str] = []
     for lines in (3, 9, 1, 14):
-        process = subprocess.Popen(
-            [sys.executable, "-c", SLOWLY, str(folder), str(target)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdout is not None
-        seen += [process.stdout.readline() for _ in range(lines)]
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
+        seen += killed_after(lines, folder, target)
         assert not target.exists()
-    done = subprocess.run(
-        [sys.executable, "-c", SLOWLY, str(folder), str(target)], capture_output=True, text=True, check=True
-    )  # fmt: skip
-    seen += done.stdout.splitlines(keepends=True)
-    numbers = [int(line.split()[1]) for line in seen if line]
+    command = [sys.executable, "-c", SLOWLY, str(folder), str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    seen += done.stdout.splitlines()
+    numbers = [int(line.split()[1]) for line in seen]
     assert len(numbers) <= len(set(numbers)) + 4, "no more than the task of each kill is done twice"
     equal(Run(target), expected)
     assert not list(tmp_path.glob(".run.h5*"))
@@ -242,15 +250,7 @@ def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_changed_checkpoint_is_measured_anew(tmp_path: Path) -> None:
     folder, target = run_series(tmp_path / "run"), tmp_path / "run.h5"
-    process = subprocess.Popen(
-        [sys.executable, "-c", SLOWLY, str(folder), str(target)], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    for _ in range(8):
-        process.stdout.readline()
-    process.kill()
-    process.wait()
-    process.stdout.close()
+    killed_after(8, folder, target)
     save_file(tensors(seed=7), folder / "step30" / "model.safetensors")
     os.utime(folder / "step30" / "model.safetensors", (1, 1))
     equal(weights(folder, target), weights(folder, tmp_path / "other.h5"))
@@ -259,16 +259,11 @@ def test_a_changed_checkpoint_is_measured_anew(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_two_sweeps_into_one_file_are_kept_apart(tmp_path: Path) -> None:
     folder, target = run_series(tmp_path / "run"), tmp_path / "run.h5"
-    process = subprocess.Popen(
-        [sys.executable, "-c", SLOWLY, str(folder), str(target)], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    process.stdout.readline()
-    with pytest.raises(InputError, match="another sweep is writing"):
+    with (
+        interrupted(1, folder, target),
+        pytest.raises(InputError, match="another sweep is writing"),
+    ):
         weights(folder, target)
-    process.kill()
-    process.wait()
-    process.stdout.close()
 
 
 @pytest.mark.slow
