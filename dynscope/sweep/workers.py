@@ -3,11 +3,14 @@
 Results come in any order, each task's once.
 """
 
+import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait
+from threading import Thread
 from typing import TypeVar
 
 from dynscope.errors import InputError
@@ -29,9 +32,7 @@ def processes(work: Work[Task, Result], tasks: Sequence[Task], workers: int) -> 
 
     Raises `InputError` when one of them is killed, as the system does where memory runs out.
     """
-    pool = ProcessPoolExecutor(
-        min(workers, len(tasks) or 1), get_context("spawn"), signal.signal, _IGNORE_INTERRUPT
-    )
+    pool = ProcessPoolExecutor(min(workers, len(tasks) or 1), get_context("spawn"), _begin)
     try:
         waiting = {pool.submit(work, task) for task in tasks}
         for future in as_completed(waiting):
@@ -46,7 +47,17 @@ def processes(work: Work[Task, Result], tasks: Sequence[Task], workers: int) -> 
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-_IGNORE_INTERRUPT = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started them
+def _begin() -> None:
+    """Leave Ctrl-C to the process that started this one, and end with it even if it is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = parent_process()
+    if parent is not None:
+        Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _end_with(sentinel: int) -> None:
+    wait([sentinel])
+    os._exit(1)
 
 
 def cluster(work: Work[Task, Result], tasks: Sequence[Task], scheduler: str) -> Iterator[Result]:

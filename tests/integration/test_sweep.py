@@ -23,6 +23,7 @@ from dynscope.run import Run
 from dynscope.site import POOLED
 from dynscope.sweep import output_name, weights
 from dynscope.sweep.weigh import METRICS
+from tests.format.kills import wait_for
 
 WIDTH, BLOCKS = 64, 3
 CONFIG = {
@@ -270,6 +271,34 @@ def test_two_sweeps_into_one_file_are_kept_apart(tmp_path: Path) -> None:
 def test_worker_processes_find_the_same(tmp_path: Path) -> None:
     folder = run_series(tmp_path / "run")
     equal(weights(folder, tmp_path / "one.h5"), weights(folder, tmp_path / "two.h5", workers=2))
+
+
+@pytest.mark.slow
+def test_worker_processes_end_with_a_killed_sweep(tmp_path: Path) -> None:
+    folder = run_series(tmp_path / "run", steps=tuple(range(1, 9)))
+    code = SLOWLY.replace(
+        "sweep.weights(sys.argv[1], sys.argv[2])",
+        """
+if __name__ == "__main__":
+    sweep.weights(sys.argv[1], sys.argv[2], workers=2)""",
+    )
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    with subprocess.Popen([sys.executable, script, folder, tmp_path / "o.h5"]) as process:
+        wait_for(lambda: len(workers_of(process.pid)) == 2)
+        workers = workers_of(process.pid)
+        process.kill()
+    wait_for(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
+
+
+def workers_of(process: int) -> list[int]:
+    """Its children that do tasks: not the one that keeps account of semaphores."""
+    found = []
+    for thread in Path(f"/proc/{process}/task").iterdir():
+        for child in map(int, (thread / "children").read_text().split()):
+            if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(child)
+    return found
 
 
 @contextmanager
