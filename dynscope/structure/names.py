@@ -26,7 +26,10 @@ _WRAPPING = {*WRAPPERS.values(), *ADAPTED.values()} - {"model"}
 _BUFFERS = (
     r"(.*\.)?(running_(mean|var)|num_batches_tracked|inv_freq|original_inv_freq|position_ids"
     r"|token_type_ids|masked_bias|attn_mask|causal_mask|relative_position_index|tril|freqs_cis"
-    r"|cos_cached|sin_cached|rope\.freqs|rope_freqs\.weight|final_logits_bias|_float_tensor|_extra_state)"
+    r"|cos_cached|sin_cached|rope\.freqs|rope_freqs\.weight|final_logits_bias|_float_tensor|_extra_state"
+    # What belongs to the codes of quantized weights: GPTQ, AWQ, bitsandbytes, 8-bit floats.
+    r"|scales|qzeros|g_idx|SCB|weight_scale|weight_scale_inv|input_scale|weight_format"
+    r"|weight\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state\..*))"
 )
 
 

@@ -68,8 +68,8 @@ def weights(
     if workers < 1:
         raise InputError(f"workers={workers}: give 1 or more", exit_code=2)
     target = Path(output or output_name(given))
-    if target.exists() and not overwrite:
-        raise InputError(f"{target}: exists already; give another output, or overwrite=True")
+    if target.exists():
+        _check_overwritten(target, overwrite)
     choice = Choice(method, trim, tuple(roles), tuple(match))
     plan = Plan.of(series([os.fspath(path) for path in given], allow), choice)
     journal = Journal(target.with_name(f".{target.name}.partial"), plan.text)
@@ -81,6 +81,16 @@ def weights(
         raise
     journal.remove()
     return Run(target)
+
+
+def _check_overwritten(target: Path, overwrite: bool) -> None:
+    """Only a run file is ever written over: never, say, the checkpoint itself."""
+    if not overwrite:
+        raise InputError(f"{target}: exists already; give another output, or overwrite=True")
+    try:
+        Run(target)
+    except InputError as error:
+        raise InputError(f"not overwritten, {error}; give another output") from None
 
 
 def output_name(paths: Sequence[PathLike]) -> Path:

@@ -170,12 +170,38 @@ def test_what_cannot_be_read_is_in_the_coverage_and_the_rest_is_measured(tmp_pat
     assert np.isfinite(at(run, "weibull_k", "model.up.weight"))
 
 
+def test_scales_of_quantized_weights_are_not_weights(tmp_path: Path) -> None:
+    folder = tmp_path / "gptq"
+    folder.mkdir()
+    prefix = "model.layers.{}.self_attn.q_proj"
+    save_file(
+        {f"{prefix.format(i)}.qweight": torch.ones(64, 64, dtype=torch.int32) for i in range(3)}
+        | {f"{prefix.format(i)}.scales": torch.randn(4, 64).half() for i in range(3)}
+        | {f"{prefix.format(i)}.g_idx": torch.arange(64, dtype=torch.int32) for i in range(3)},
+        folder / "model.safetensors",
+    )
+    quantized = {"model_type": "llama", "quantization_config": {"quant_method": "gptq"}}
+    (folder / "config.json").write_text(json.dumps(quantized))
+    run = weights(folder, tmp_path / "m.h5")
+    assert all(one.name.endswith("qweight") for one in run.parameters if one.part_of != POOLED)
+    assert by_role(run) == () and run.metadata.settings["quantized"] == "gptq"
+    assert {gap.reason for gap in run.coverage} == {weibull.QUANTISED}
+
+
 def test_an_output_that_exists_is_kept(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "m")
     (tmp_path / "m.h5").write_text("mine")
     with pytest.raises(InputError, match=r"m\.h5: exists already"):
         weights(folder, tmp_path / "m.h5")
     assert (tmp_path / "m.h5").read_text() == "mine"
+    source = folder / "model.safetensors"
+    before = source.read_bytes()
+    for target in (tmp_path / "m.h5", source):
+        with pytest.raises(InputError, match="not overwritten, .*; give another output"):
+            weights(folder, target, overwrite=True)
+    assert source.read_bytes() == before and (tmp_path / "m.h5").read_text() == "mine"
+    weights(folder, tmp_path / "run.h5")
+    weights(folder, tmp_path / "run.h5", overwrite=True)
     assert output_name([folder]).name == "m.weights.h5"
     assert output_name(["s3://b/run/step1", "s3://b/run/step2"]) == Path(
         "step1-to-step2.weights.h5"
