@@ -73,8 +73,12 @@ class Journal:
 
     def counts(self, checkpoint: int) -> Iterator[tuple[str, bytes]]:
         """The counted weights of each pool, task by task, of a checkpoint that is not complete."""
-        asked = "SELECT name, counts FROM pools WHERE checkpoint = ? ORDER BY name, task"
-        yield from self._file.execute(asked, (checkpoint,))
+        keys = self._file.execute(
+            "SELECT name, task FROM pools WHERE checkpoint = ? ORDER BY name, task", (checkpoint,)
+        ).fetchall()
+        for name, task in keys:  # one at a time: all of them may be large
+            asked = "SELECT counts FROM pools WHERE name = ? AND task = ?"
+            yield name, self._file.execute(asked, (name, task)).fetchone()[0]
 
     def complete(self, checkpoint: int, pooled: Mapping[str, Row]) -> None:
         """Keep the fits of the pools in place of their counts, which are large."""
