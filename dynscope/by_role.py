@@ -29,8 +29,9 @@ class RoleWeights:
     ``k``, ``k_stderr``, ``lam`` and ``r2`` are of all weights together, NaN where the run holds no
     pooled fit; ``median_k`` and ``median_lam`` are medians of the matrices' own, ``median_stderr`` is
     the standard error of the median k by the matrices' scatter. ``below`` counts the matrices whose k
-    is below the band, ``clearly`` those below by more than 1.96 standard errors. The verdict is read
-    from the median, which is what the paper's bands are of; all weights together count as behind it.
+    is below the band, ``clearly`` are the depths of those below by more than 1.96 standard errors. The
+    verdict is read from the median, which is what the paper's bands are of; all weights together count
+    as behind it.
     """
 
     step: int
@@ -46,7 +47,7 @@ class RoleWeights:
     median_stderr: float
     median_lam: float
     below: int
-    clearly: int
+    clearly: tuple[int, ...]
     verdict: Verdict
 
     def to_json(self) -> dict[str, Any]:
@@ -123,7 +124,13 @@ def _rows(run: Run, step: int) -> Iterator[RoleWeights]:
             median_stderr=median["k_standard_error"],
             median_lam=median["lambda"],
             below=int((each["k"] < BAND[0]).sum()),
-            clearly=int((each["k"] + 1.96 * each["k_standard_error"] < BAND[0]).sum()),
+            clearly=tuple(
+                one.depth
+                for one, high in zip(
+                    members, each["k"] + 1.96 * each["k_standard_error"], strict=True
+                )
+                if high < BAND[0]
+            ),
             verdict=verdict(
                 role,
                 median["k"],
@@ -136,16 +143,20 @@ def _rows(run: Run, step: int) -> Iterator[RoleWeights]:
 
 
 def _error_of_median(k: Floats, errors: Floats) -> float:
-    """By the scatter of the matrices, which holds their own errors; never below what these give."""
+    """By the scatter of the matrices, which holds their own errors; never below what these give.
+
+    The scatter is read from the median deviation, so that a few odd layers do not widen it.
+    """
     known = np.isfinite(k)
     count = int(known.sum())
     own = float(np.sqrt(np.nanmean(errors[known] ** 2)))
-    scatter = float(np.std(k[known], ddof=1)) if count > 1 else 0.0
+    scatter = _OF_DEVIATION * float(np.median(np.abs(k[known] - np.median(k[known]))))
     error = _OF_MEDIAN * max(scatter, own) if count > 2 else own
     return float(error / count**0.5)
 
 
 _OF_MEDIAN = (np.pi / 2) ** 0.5  # of the median of many normal values, in units of the mean's error
+_OF_DEVIATION = 1.4826  # standard deviation of normal values, in units of their median deviation
 
 
 def neighbours(table: Iterable[RoleWeights]) -> tuple[Neighbour, ...]:

@@ -15,11 +15,6 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 
-FFN_BAND = (1.186, 1.204)
-"""Weibull k of trained FFN matrices, arXiv 2605.18898; the band is claimed for these roles only."""
-FFN_ROLES = ("gate", "up", "gate_up", "in", "out", "down")
-BAND_WEIGHTS = 10**6
-
 _FEWEST = 4  # blocks below which two coefficients and a goodness mean nothing
 _FLAT = 1.1  # largest over smallest value that still counts as flat
 _CLEAR = 0.81  # R squared of a law: one step between two flat levels, no law, reaches 3/4 to 4/5
@@ -101,22 +96,6 @@ class Place(NamedTuple):
 
     step: int
     depth: int
-
-
-@dataclass(frozen=True)
-class BandReading:
-    """Weibull k of a weight class pooled over matrices, read against `FFN_BAND`.
-
-    ``inside`` is None where the band may not be read; ``where`` is "below", "inside" or "above". k cannot be pooled from moments: ``k`` is the
-    median over them.
-    """
-
-    k: float
-    weights: int
-    matrices: int
-    inside: bool | None
-    text: str
-    where: str = ""
 
 
 def depth_slope(depths: ArrayLike, values: ArrayLike) -> DepthSlope:
@@ -222,35 +201,6 @@ def first_divergence(
     for later in range(1, patience):
         lasting[:-later] &= apart[later:]
     return _first(steps, depths, lasting)
-
-
-def ffn_band(k: ArrayLike, numel: ArrayLike) -> BandReading:
-    """Read the k of FFN matrices, whatever their layer, against `FFN_BAND`.
-
-    ``numel`` are the matrices' sizes. One k is off by 0.001 at a million weights and by 0.02 at
-    4,000, so the band is read only where all of them together hold at least a million.
-    """
-    shapes, sizes = np.asarray(k, np.float64), np.asarray(numel)
-    fitted = np.isfinite(shapes)
-    weights, matrices = int(sizes[fitted].sum()), int(fitted.sum())
-    if not matrices:
-        return BandReading(nan, 0, 0, None, "no fit to read against the band")
-    median = float(np.median(shapes[fitted]))
-    low, high = FFN_BAND
-    if weights < BAND_WEIGHTS:
-        text = f"median k {median:.3f}: {weights:,} weights are too few to read the band"
-        return BandReading(median, weights, matrices, None, text)
-    where = "below" if median < low else "above" if median > high else "inside"
-    text = f"median k {median:.4f} over {matrices} matrices, {where} the band [{low}, {high}]"
-    return BandReading(median, weights, matrices, where == "inside", text, where)
-
-
-def outside_band(k: ArrayLike, numel: ArrayLike) -> NDArray[np.bool_]:
-    """Which matrices lie outside `FFN_BAND` by more than two standard errors, 1.4 / sqrt(size)."""
-    shapes, sizes = np.asarray(k, np.float64), np.asarray(numel, np.float64)
-    margin = 2 * 1.4 / np.sqrt(sizes)
-    low, high = FFN_BAND
-    return np.asarray((shapes < low - margin) | (shapes > high + margin))
 
 
 def _finite(depths: ArrayLike, values: ArrayLike) -> tuple[Floats, Floats]:

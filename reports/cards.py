@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from dynscope.catalogue import METRICS, Metric
-from dynscope.depth import FFN_BAND
 from dynscope.reports import words
 from dynscope.reports.charts import Card, Chart
 from dynscope.reports.curves import Curve
@@ -26,6 +25,7 @@ from dynscope.reports.summaries import (
     profile,
     without_twins,
 )
+from dynscope.verdicts import BAND
 
 HALF_NORMAL = 1.2054
 HEALTHY_UPDATE = 1e-3
@@ -174,8 +174,8 @@ def weibull_card(measured: Measured, metric: Metric) -> Card:
     if metric.short != "weibull_k" or not made.charts:
         return made
     level = [(HALF_NORMAL, f"half-normal {HALF_NORMAL}")]
-    drawn = with_reference(made.charts[0], level, FFN_BAND)
-    drawn = hold(drawn, (FFN_BAND[0] - 0.02, HALF_NORMAL + 0.02))
+    drawn = with_reference(made.charts[0], level, BAND)
+    drawn = hold(drawn, (BAND[0] - 0.02, HALF_NORMAL + 0.02))
     charts = (drawn, *made.charts[1:])
     reading = f"{made.reading} The tinted strip is the band of trained FFN matrices."
     return replace(made, id="weibull-k", title="Shape k", reading=reading, charts=charts)

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 
 from dynscope.catalogue import METRICS, Metric
-from dynscope.depth import FFN_BAND
 from dynscope.errors import InputError
 from dynscope.reports import cards, contrast, facts, overlays, pairing, weights, words
 from dynscope.reports.charts import Card, Chart, Contents, Section, Table, Tile
@@ -17,6 +16,7 @@ from dynscope.reports.pairing import Side
 from dynscope.reports.single import DEPTH_SECTIONS, MOST_ROWS
 from dynscope.reports.summaries import Profile, line, profile
 from dynscope.run import Run
+from dynscope.verdicts import BAND
 
 SAME = "No difference at any common layer and step."
 PROFILES = 0.55  # of the page's bytes; the rest is for differences
@@ -85,7 +85,7 @@ def metric_card(sides: Sequence[Side], metric: Metric, most: int, relative: bool
         return cards.card(metric, (), "No value was recorded in any run.")
     drawn = overlays.overlay_chart(profiles, metric, f"{identity}-profile", relative)
     if metric.name == "weight/weibull_k":
-        drawn = with_reference(drawn, [(cards.HALF_NORMAL, "half-normal")], FFN_BAND)
+        drawn = with_reference(drawn, [(cards.HALF_NORMAL, "half-normal")], BAND)
     found = pairing.differences(sides, metric, most)
     heat = overlays.difference_chart(
         found, f"{identity}-difference", metric.axes[0] == "weight_step"

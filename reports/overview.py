@@ -1,25 +1,16 @@
 """The summary in words: what a run is, and what it did, from all of its recorded rows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from math import isfinite, nan
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dynscope.depth import (
-    FFN_BAND,
-    FFN_ROLES,
-    ffn_band,
-    first_bad_layer,
-    growth_law,
-    outside_band,
-)
+from dynscope.depth import first_bad_layer, growth_law
 from dynscope.reports import facts, plateau, weights, words
 from dynscope.reports.charts import Statement, Tone
-from dynscope.reports.measured import Floats, Measured, block_ratio
+from dynscope.reports.measured import Measured, block_ratio
 from dynscope.reports.summaries import massive
 from dynscope.reports.words import number
-from dynscope.site import Parameter, undivided
 
 IDLE = 0.1  # of the median block's relative update
 LARGE_SHARE = 0.1  # of the energy, for three elements
@@ -33,7 +24,17 @@ def statements(measured: Measured) -> tuple[Statement, ...]:
     if not len(measured.run.steps):
         found = tuple(weights.statements(measured))
         return found or (Statement("This run holds no recorded step yet.", "warn"),)
-    makers = (_loss, _growth, _gradients, _largest, _nonfinite, _learning, _angles, _weights, _cost)
+    makers = (
+        _loss,
+        _growth,
+        _gradients,
+        _largest,
+        _nonfinite,
+        _learning,
+        _angles,
+        weights.verdicts,
+        _cost,
+    )
     return tuple(sentence for maker in makers for sentence in maker(measured))
 
 
@@ -194,61 +195,6 @@ def _angles(measured: Measured) -> Iterator[Statement]:
     if faint:
         text += ": deep blocks do little"
     yield Statement(f"{text}.", "warn" if faint else "", "activation-angular_distance")
-
-
-def _weights(measured: Measured) -> Iterator[Statement]:
-    if not measured.has("weight/weibull_k") or not len(measured.run.weight_steps):
-        return
-    k = measured.array("weight/weibull_k")[-1]
-    every = measured.run.parameters
-    # Each weight once: the parts of a fused matrix, not the matrix as well.
-    once = set(undivided(every))
-    fitted = np.isfinite(k) & np.array([one in once for one in every])
-    roles = np.array([one.role for one in every])
-    numel = np.array([one.numel for one in every])
-    ffn = fitted & np.isin(roles, FFN_ROLES)
-    if ffn.any():
-        text = _band(k, numel, ffn, every, measured.noun)
-        yield Statement(f"Weibull shape of the FFN matrices{text}.", "", "weibull-k")
-    chosen = fitted & np.isin(roles, ("q", "k", "qkv"))
-    if chosen.any():
-        text = f"Weibull shape of the query and key matrices: median k {np.median(k[chosen]):.3f}"
-        yield Statement(f"{text} (1.205 at Gaussian initialization).", "", "weibull-k")
-
-
-def _band(
-    k: Floats, numel: NDArray[np.int64], ffn: NDArray[np.bool_], every: Sequence[Parameter],
-    noun: str,
-) -> str:  # fmt: skip
-    """Which classes of FFN matrices lie in the band of trained ones, and which blocks do not."""
-    pooled = ffn_band(k[ffn], numel[ffn])
-    if pooled.inside is None:
-        return f": {pooled.text}"
-    parts, readable = [], 0
-    for role in (role for role in FFN_ROLES if any(ffn & _of(every, role))):
-        own = np.flatnonzero(ffn & _of(every, role))
-        reading = ffn_band(k[own], numel[own])
-        apart = own[outside_band(k[own], numel[own])]
-        depths = sorted({every[place].depth for place in apart.tolist()} - {-1})
-        blocks = len({every[place].depth for place in own.tolist()})
-        where = f"median k {reading.k:.3f}"
-        if len(depths) == blocks > 1:
-            where += f", every {noun} outside"
-        elif depths:
-            where += f", outside in {words.places(noun, depths, of=blocks)}"
-        parts.append(f"{_class(role)} {reading.where or 'too few weights'} ({where})")
-        readable += reading.inside is not None
-    low, high = FFN_BAND
-    told = f" against the band of trained ones, {low} to {high}: {'; '.join(parts)}"
-    return told if readable else f": {pooled.text}"
-
-
-def _class(role: str) -> str:
-    return f"{role} projection" if role in ("in", "out") else words.role(role)
-
-
-def _of(every: Sequence[Parameter], role: str) -> NDArray[np.bool_]:
-    return np.array([one.role == role for one in every])
 
 
 def _cost(measured: Measured) -> Iterator[Statement]:

@@ -32,18 +32,37 @@ def statements(measured: Measured) -> Iterator[Statement]:
     quantized = str(measured.run.metadata.settings.get("quantized", ""))
     stored = f"; stored in {quantized}: k is that of what is stored, not of what was trained"
     yield Statement(f"{text}{stored * bool(quantized)}.", "warn" if quantized else "")
-    told: dict[str, list[str]] = {}
-    for one in found:
-        place = f"{one.median_k:.3f}, {one.below} of {one.matrices} below {BAND[0]}"
-        told.setdefault(one.verdict.word, []).append(f"{_role(one)} ({place})")
-    for word, roles in told.items():
-        at = "" if len(steps) == 1 else f" at step {words.integer(found[0].step)}"
-        text = f"Median k of {words.listing(roles, 8)}{at}: {word}."
-        yield Statement(text, "", "weibull-k")
+    yield from verdicts(measured)
     near = neighbours(found)
     if near:
         nearest = f"{near[0].model.name}, {near[0].distance:.4f} ± {near[0].uncertainty:.4f} away"
         yield Statement(f"Nearest published model: {nearest}.", "", "weibull-published")
+
+
+def verdicts(measured: Measured) -> Iterator[Statement]:
+    """One sentence for each verdict, with the roles that it holds of."""
+    found = by_role(measured.run)
+    steps = measured.run.weight_steps
+    told: dict[str, list[str]] = {}
+    for one in found:
+        told.setdefault(one.verdict.word, []).append(
+            f"{_role(one)} ({_places(one, measured.noun)})"
+        )
+    for word, roles in told.items():
+        at = "" if len(steps) == 1 else f" at step {words.integer(found[0].step)}"
+        text = f"Weibull shape, median k of {words.listing(roles, 8)}{at}: {word}."
+        yield Statement(text, "", "weibull-k")
+
+
+def _places(one: RoleWeights, noun: str) -> str:
+    """The median, and where matrices are below the band."""
+    text = f"{one.median_k:.3f}"
+    depths = sorted(set(one.clearly))
+    if one.below == one.matrices > 1:
+        return f"{text}, all {one.matrices} below {BAND[0]}"
+    if not depths:
+        return text
+    return f"{text}, below {BAND[0]} in {words.places(noun, depths, of=one.matrices)}"
 
 
 def role_table(measured: Measured) -> Table | None:
@@ -61,7 +80,7 @@ def role_table(measured: Measured) -> Table | None:
             _with_error(one.k, one.k_stderr),
             _with_error(one.median_k, one.median_stderr),
             f"{one.below} of {one.matrices}"
-            + f", {one.clearly} clearly" * (one.clearly != one.below),
+            + f", {len(one.clearly)} clearly" * (len(one.clearly) != one.below),
             one.verdict.word,
         )
         for one in found

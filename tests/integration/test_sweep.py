@@ -129,7 +129,7 @@ def test_a_series_becomes_a_run_whose_steps_are_its_checkpoints(tmp_path: Path) 
     from dynscope.reports.single import report
 
     page = report(run).html
-    assert "3 checkpoints of 16 tensors" in page and "Median k of" in page
+    assert "3 checkpoints of 16 tensors" in page and "Weibull shape, median k of" in page
     assert "Beside published models" in page and "Shape k by role" in page
     assert "step200" in compare([run, alone], ["all", "step200"]).html
 

@@ -134,20 +134,3 @@ def test_a_single_odd_step_is_no_divergence_and_one_seed_falls_back_on_the_toler
     assert depth.first_divergence(range(12), range(6), first, second, tolerance=0.01) == (8, 5)
     second[:3] = nan
     assert depth.first_divergence(range(12), range(6), first, second, patience=1) == (4, 1)
-
-
-def test_the_band_is_read_only_with_a_million_weights() -> None:
-    layers = np.array([1.19, 1.2, nan, 1.21])
-    few = depth.ffn_band(layers, [1000] * 4)
-    assert few.inside is None and "too few" in few.text and few.weights == 3000
-    pooled = depth.ffn_band(layers, [400_000] * 4)
-    assert (pooled.k, pooled.inside, pooled.matrices) == (1.2, True, 3)
-    assert depth.ffn_band([1.1], [2_000_000]).inside is False
-    assert "above" in depth.ffn_band([1.3], [2_000_000]).text
-    assert depth.ffn_band([nan], [5]).inside is None
-
-
-def test_a_matrix_is_outside_the_band_only_beyond_its_standard_error() -> None:
-    found = depth.outside_band([1.19, 1.184, 1.184, 1.3, nan], [10**6, 10**6, 10**4, 10**6, 10**6])
-    assert found.tolist() == [False, False, False, True, False]
-    assert depth.outside_band([1.184], [10**8]).tolist() == [True]

@@ -1,8 +1,6 @@
 """What is drawn equals what is in the run."""
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ from dynscope.reports import facts, overview
 from dynscope.reports.measured import Measured, block_ratio
 from dynscope.reports.summaries import massive, profile, without_twins
 from dynscope.run import Run
-from dynscope.site import Parameter
 from tests.factories import make_run
 
 
@@ -111,39 +108,6 @@ def test_the_summary_speaks_of_one_block_in_the_singular(tmp_path: Path) -> None
         measured = Measured(Run(make_run(tmp_path / f"{blocks}.h5", blocks=blocks, steps=2)))
         texts = [one.text for one in overview.statements(measured)]
         assert any(text.startswith(begin) for text in texts)
-
-
-def test_the_summary_tells_classes_and_blocks_in_and_out_of_the_band(tmp_path: Path) -> None:
-    measured = Measured(Run(make_run(tmp_path / "run.h5", blocks=32, steps=2)))
-    k = measured.array("weight/weibull_k")
-    for column, one in enumerate(measured.run.parameters):
-        if one.role in ("up", "down"):
-            k[-1, column] = 1.19 if one.role == "up" and not 5 <= one.depth <= 7 else 1.0
-    # The band is read of a class from a million weights on.
-    sizes = [replace(one, numel=100 * one.numel) for one in measured.run.parameters]
-    text = next(
-        one.text
-        for one in overview.statements(replace(measured, run=cast(Run, _With(measured.run, sizes))))
-        if "FFN" in one.text
-    )
-    assert "up inside (median k 1.190, outside in blocks 5–7)" in text
-    assert "down below (median k 1.000, every block outside)" in text
-
-
-class _With:
-    """A run with other parameters."""
-
-    def __init__(self, run: Run, parameters: list[Parameter]) -> None:
-        self._run, self.parameters = run, tuple(parameters)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._run, name)
-
-    def __getitem__(self, name: str) -> Any:
-        return self._run[name]
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._run
 
 
 def test_a_sublayer_that_puts_out_the_stream_is_told_once_and_not_drawn(tmp_path: Path) -> None:
