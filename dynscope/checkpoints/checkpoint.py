@@ -1,7 +1,7 @@
 """What a checkpoint is to those who read it: named tensors, a step and a configuration."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -59,6 +59,16 @@ class Checkpoint:
         if name not in self.files:
             raise InputError(f"{self.path}: holds no tensor {name!r}")
         return self.files[name].read(name)
+
+    def only(self, names: Collection[str]) -> "Checkpoint":
+        """The same with these tensors only, and without its configuration: small to send."""
+        return replace(
+            self,
+            tensors=tuple(tensor for tensor in self.tensors if tensor.name in names),
+            files={name: self.files[name] for name in names},
+            config=None,
+            unreadable=(),
+        )
 
     def close(self) -> None:
         """Let go of open files; what is read later opens them again."""

@@ -1,8 +1,10 @@
 """GGUF, the files of llama.cpp: their matrices are mostly quantized, and read as what they stand for."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ _PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float6
 _LONGEST = 64  # elements of a metadata list that are kept; vocabularies are longer
 
 
-@dataclass
+@dataclass(frozen=True)
 class GgufFile:
     """A file whose header the ``gguf`` package has read; a remote one is fetched whole."""
 
@@ -26,27 +28,22 @@ class GgufFile:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     quantized: str = ""
     unreadable: tuple[tuple[str, str], ...] = ()
-    _opened: Any = field(default=None, repr=False, compare=False)
 
     @classmethod
     def open(cls, place: Place) -> "GgufFile":
         """Raises `InputError` for a damaged file and where gguf is not installed."""
         reader = _reader(place)
         try:
-            found = cls(place, _tensors(reader, place), _metadata(reader), _quantized(reader))
+            return cls(place, _tensors(reader, place), _metadata(reader), _quantized(reader))
         except InputError:
             raise
         except Exception as error:
             raise _bad(place, error) from None
-        found._opened = reader
-        return found
 
     def read(self, name: str) -> NDArray[Any]:
         from gguf.quants import dequantize
 
-        if self._opened is None:
-            self._opened = _reader(self.place)
-        one = next(tensor for tensor in self._opened.tensors if tensor.name == name)
+        one = next(tensor for tensor in _reader(self.place).tensors if tensor.name == name)
         shape = _shape(one)
         try:
             if one.tensor_type.name in ("F32", "F16", "F64"):
@@ -59,10 +56,8 @@ class GgufFile:
             ) from None
 
     def close(self) -> None:
-        self._opened = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_opened": None}
+        """Let go of the file, which is kept open because reading its vocabulary takes a second."""
+        _opened.cache_clear()
 
 
 def _reader(place: Place) -> Any:
@@ -76,10 +71,16 @@ def _reader(place: Place) -> Any:
     refuse_other_content(place, start)
     if start[:4] != b"GGUF":
         raise InputError(f"{place}: does not begin as a GGUF file does; fetch it again")
+    path = place.local()
     try:
-        return GGUFReader(place.local())
+        return _opened(GGUFReader, path, path.stat().st_mtime_ns)
     except Exception as error:  # a damaged file can end in any exception
         raise _bad(place, error) from None
+
+
+@lru_cache(maxsize=1)
+def _opened(reader: Callable[[Path], Any], path: Path, changed: int) -> Any:
+    return reader(path)
 
 
 def _bad(place: Place, error: Exception) -> InputError:

@@ -79,6 +79,9 @@ def weights(
     except BaseException:
         journal.close()
         raise
+    finally:
+        for one in plan.checkpoints:
+            one.close()
     journal.remove()
     return Run(target)
 

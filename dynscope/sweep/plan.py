@@ -90,7 +90,8 @@ class Plan:
             sizes = {tensor.name: tensor.nbytes for tensor in one.tensors}
             for piece in _pieces(wanted, sizes):
                 how = (self.choice.method, self.choice.trim)
-                tasks.append(Task(len(tasks), index, one, piece, *how))
+                source = one.only({each.stored for each in piece})
+                tasks.append(Task(len(tasks), index, source, piece, *how))
         return tuple(tasks)
 
     def nbytes(self, task: Task) -> int:

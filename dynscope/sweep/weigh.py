@@ -83,7 +83,6 @@ def weigh(task: Task) -> Weighed:
             found.rows[name] = _row(histogram, matrix.ndim, task.method, task.trim)
             if (pool := wanted.pools.get(name)) is not None:
                 together[pool] = _merged(together.get(pool), histogram)
-    task.source.close()
     found.pools = {name: histogram.to_bytes() for name, histogram in together.items()}
     return found
 
