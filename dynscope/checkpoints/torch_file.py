@@ -101,9 +101,10 @@ def _load(place: Place, allow: tuple[str, ...]) -> Any:
 
     if place.size == 0:
         raise InputError(f"{place}: is empty")
-    refuse_other_content(place, place.read(0, min(64, place.size)).tobytes())
+    start = place.read(0, min(64, place.size)).tobytes()
+    refuse_other_content(place, start)
     path = place.local()
-    archive = zipfile.is_zipfile(path)
+    archive = start.startswith(b"PK\x03\x04")
     if archive:
         _refuse_bomb(place, path)
     elif place.size > _LARGEST_LEGACY:

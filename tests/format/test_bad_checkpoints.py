@@ -274,6 +274,7 @@ LONG = settings(QUICK, max_examples=3000)
 @QUICK
 @given(edits=EDITS, cut=st.one_of(st.just(0), st.integers(0, 5000)))
 @example(edits=[], cut=0)
+@example(edits=[(3620, b"\x01")], cut=0)  # a zip archive that says it spans several disks
 def test_a_mutated_file_is_read_or_refused(
     tmp_path: Path, name: str, edits: list[tuple[int, bytes]], cut: int
 ) -> None:
