@@ -247,7 +247,7 @@ def _compiled(size: int) -> ModuleType | None:
 def _loops() -> ModuleType | None:
     try:
         return importlib.import_module("dynscope.weibull.compiled")
-    except ImportError:
+    except Exception:  # numba is not there, or has no place to keep what it compiles
         return None
 
 

@@ -37,7 +37,9 @@ def kill_training(path: Path, delay: float) -> None:
     safe = [step for step, end in ended_steps(path) if end < killed - 1]
     assert set(safe) <= set(run.steps.tolist())
     assert run.events[-1].kind == "end"
-    assert not path.with_name(path.name + ".lock").exists()
+    wait_for(
+        lambda: not path.with_name(path.name + ".lock").exists()
+    )  # goes after the file is closed
 
 
 def kill_writer(path: Path, delay: float) -> None:
