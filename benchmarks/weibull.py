@@ -2,8 +2,8 @@
 
 Everything in one process, the pieces taking turns, medians of many. One matrix: `dynscope.weibull.fit`,
 what a recorded training does (the training process's part alone), npm-weibull-py 0.4.0, and reading the
-memory once. Then the error of k against sorting every weight, the weights step of a whole model, and all
-matrices of SmolLM2-135M.
+memory once, and the fit without numba. Then the error of k against sorting every weight, the weights
+step of a whole model, and all matrices of SmolLM2-135M.
 """
 
 import argparse
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import ml_dtypes
 import numpy as np
@@ -20,6 +21,7 @@ from npm_weibull import extract_to_histogram, weibull_fit
 
 from dynscope import weibull
 from dynscope.hooks import weights
+from dynscope.weibull import loops
 
 
 def milliseconds(*work: Callable[[], object], rounds: int) -> list[float]:
@@ -54,20 +56,26 @@ def read_once(array: np.ndarray[Any, Any]) -> object:
     return np.bitwise_or.reduce(array.reshape(-1).view(np.uint32))
 
 
+def without_numba(array: np.ndarray[Any, Any]) -> weibull.WeibullFit:
+    with patch.object(loops, "compiled", lambda: None):
+        return weibull.fit(array)
+
+
 def speed(rounds: int) -> None:
-    heads = ("dynscope", "in trainer", "npm-weibull", "read once", "ratio to npm")
-    print(f"{'one matrix, ms':24}" + "".join(f"{head:>14}" for head in heads))
+    heads = ("dynscope", "no numba", "in trainer", "npm-weibull", "read once", "ratio", "no numba")
+    print(f"{'one matrix, ms':22}" + "".join(f"{head:>12}" for head in heads))
     for dtype in (torch.float32, torch.bfloat16):
-        for side in (512, 1024, 4096):
+        for side in (64, 128, 180, 256, 512, 940, 1024, 4096):
             tensor = (0.02 * torch.randn(side, side)).to(dtype)
             array = as_numpy(tensor)
-            ours, taken, theirs, reading = milliseconds(
-                partial(weibull.fit, array), partial(weights.collect, [("w", tensor)]),
-                partial(npm, tensor), partial(read_once, array), rounds=rounds,
+            ours, plain, taken, theirs, reading = milliseconds(
+                partial(weibull.fit, array), partial(without_numba, array),
+                partial(weights.collect, [("w", tensor)]), partial(npm, tensor),
+                partial(read_once, array), rounds=max(rounds, min(300, 40_000_000 // side**2)),
             )  # fmt: skip
-            cells = "".join(f"{one:14.2f}" for one in (ours, taken, theirs, reading))
+            cells = "".join(f"{one:12.3f}" for one in (ours, plain, taken, theirs, reading))
             name = f"{side} x {side} {str(dtype)[6:]}"
-            print(f"{name:24}{cells}{ours / theirs:14.3f}")
+            print(f"{name:22}{cells}{ours / theirs:12.2f}{plain / theirs:12.2f}")
 
 
 def by_sorting(array: np.ndarray[Any, Any]) -> weibull.WeibullFit:
@@ -85,20 +93,22 @@ def accuracy() -> None:
         "normal around 1": 1 + 0.1 * generator.standard_normal(10**6),
     }
     scales = (1.0, 0.02, 0.013, 0.165)
-    print(
-        f"\n{'10^6 weights, 4 scales':22}{'k':>10}{'std. error':>12}{'counted':>12}{'binned':>12}"
-    )
+    heads = ("std. error", "fit", "in a run", "binned")
+    print(f"\n{'10^6 weights, 4 scales':22}{'k':>10}" + "".join(f"{head:>12}" for head in heads))
     for name, values in shapes.items():
         arrays = [(values * scale).astype(np.float32) for scale in scales]
         exact = [by_sorting(array) for array in arrays]
+        own = [weibull.fit(array).k for array in arrays]
         counted = [fit_whole(torch.from_numpy(array).reshape(1000, 1000)) for array in arrays]
         binned = [weibull.fit(array, method="binned").k for array in arrays]
         worst = [
             max(abs(k - fit.k) for k, fit in zip(found, exact, strict=True))
-            for found in (counted, binned)
+            for found in (own, counted, binned)
         ]
         error = exact[0].k_stderr
-        print(f"{name:22}{exact[0].k:10.5f}{error:12.5f}{worst[0]:12.1e}{worst[1]:12.1e}")
+        print(
+            f"{name:22}{exact[0].k:10.5f}{error:12.5f}" + "".join(f"{one:12.1e}" for one in worst)
+        )
 
 
 def model(rounds: int) -> None:

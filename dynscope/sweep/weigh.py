@@ -11,6 +11,7 @@ from dynscope import weibull
 from dynscope.checkpoints import Checkpoint
 from dynscope.errors import InputError
 from dynscope.structure.layouts import Layout
+from dynscope.weibull.fits import count_for
 from dynscope.weibull.parameters import FIT_METRICS, fit_or_reason, fit_row
 
 METRICS = (*FIT_METRICS, "weight/mean", "weight/rms", "weight/norm", "weight/absmax")
@@ -79,11 +80,11 @@ def weigh(task: Task) -> Weighed:
             found.rows |= {name: Row(UNREAD, str(error)) for name in _names(wanted)}
             continue
         for name, matrix in _matrices(wanted, array):
-            histogram = weibull.count(matrix, binned=task.method == "binned")
+            histogram = count_for(matrix, task.method, task.trim)
             found.rows[name] = _row(histogram, matrix.ndim, task.method, task.trim)
             if (pool := wanted.pools.get(name)) is not None:
                 together[pool] = _merged(together.get(pool), histogram)
-    found.pools = {name: histogram.to_bytes() for name, histogram in together.items()}
+    found.pools = {name: one.condensed().to_bytes() for name, one in together.items()}
     return found
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from dynscope.errors import InputError
 from dynscope.weibull.histogram import LOG_EDGES, Histogram, count, log_bins
+from dynscope.weibull.loops import loops
 from dynscope.weibull.reasons import CONSTANT, FEW_LEVELS, FEW_POINTS, FINE, LEFT_OUT, TOO_FEW
 
 Array = NDArray[Any]
@@ -72,8 +73,8 @@ def fit(values: Array | Histogram, method: str = "exact", trim: str = "mid_80") 
     if method not in ("exact", "binned"):
         raise InputError(f"no Weibull method {method!r}: choose 'exact' or 'binned'", exit_code=2)
     window = _window(trim)
-    histogram = values if isinstance(values, Histogram) else count(values, method == "binned")
-    sample = replace(_sample(histogram, method), trim=trim)
+    histogram = values if isinstance(values, Histogram) else count_for(values, method, trim)
+    sample = _sample(histogram, method, trim)
     if sample.reason:
         return sample
     return (
@@ -81,6 +82,11 @@ def fit(values: Array | Histogram, method: str = "exact", trim: str = "mid_80") 
         if method == "exact"
         else _fit_binned(sample, histogram, window)
     )
+
+
+def count_for(values: Array, method: str, trim: str) -> Histogram:
+    """What a fit needs of an array: the ends of a distribution every magnitude, where they are fitted."""
+    return count(values, method == "binned", every=trim == "full_range")
 
 
 def difference(first: WeibullFit, second: WeibullFit) -> tuple[float, float]:
@@ -107,7 +113,7 @@ def _window(trim: str) -> tuple[float, float]:
     return TRIMS[trim]
 
 
-def _sample(histogram: Histogram, method: str) -> WeibullFit:
+def _sample(histogram: Histogram, method: str, trim: str) -> WeibullFit:
     """A fit with its counts, and the reason not to go on."""
     total, n = histogram.total, histogram.n
     reason = histogram.reason
@@ -120,6 +126,7 @@ def _sample(histogram: Histogram, method: str) -> WeibullFit:
     return WeibullFit(
         n=n,
         method=method,
+        trim=trim,
         reason=reason,
         zero_fraction=histogram.zeros / total if total else nan,
         nonfinite_count=histogram.nonfinite,
@@ -130,29 +137,45 @@ def _fit_exact(sample: WeibullFit, histogram: Histogram, window: tuple[float, fl
     """The p of a magnitude is its mid-rank (without ties, ``(i - 0.5) / n``), and its weight the
     number of its ranks inside the window, so a tie that straddles the edge counts in part.
     """
-    low, high = window
-    ranks = np.cumsum(histogram.counts)
-    start = int(np.searchsorted(ranks, low * sample.n, "right"))
-    stop = int(np.searchsorted(ranks, high * sample.n)) + 1
-    counts = histogram.counts[start:stop]
-    if len(counts) < 5:
+    compiled, high = loops(), window[1]
+    positions = _positions if compiled is None else compiled.positions
+    ranks, start, p, weight = positions(histogram.counts, sample.n, *window)
+    if len(p) < 5:
         return replace(sample, reason=FEW_POINTS)
-    weight = counts / sample.n
-    weight[0] = ranks[start] / sample.n - max(low, (ranks[start] - counts[0]) / sample.n)
-    weight[-1] += min(0.0, high - ranks[start:stop][-1] / sample.n)
-    x = np.log(histogram.levels[start:stop])
-    y = _plotted((ranks[start:stop] - counts / 2) / sample.n)
-    line = _line(x, y, weight)
-    few = len(weight) < min(100.0, weight.sum() * sample.n / 2)
+    few = len(p) < min(100.0, weight.sum() * sample.n / 2)
+    x, y = np.log(histogram.levels[start : start + len(p)]), _plotted(p)
+    if compiled is None:
+        line = _line(x, y, weight)
+        error = _standard_error(x, y, weight, line, 1 - high)
+        ks = _distance(histogram, ranks, line)
+    else:
+        line = _Line(*compiled.line(x, y, weight))
+        error = compiled.error(x, y, weight, line.k, 1 - high)
+        ks = compiled.distance(histogram.levels, histogram.counts, ranks, line.k, line.lam)
     return replace(
         sample,
         k=line.k,
         lam=line.lam,
         r2=line.r2,
-        ks=_distance(histogram, ranks, line),
-        k_stderr=_standard_error(x, y, weight, line, 1 - high) / sample.n**0.5,
+        ks=ks,
+        k_stderr=error / sample.n**0.5,
         flags=(FEW_LEVELS,) if few else (),
     )
+
+
+def _positions(
+    counts: NDArray[np.int64], n: int, low: float, high: float
+) -> tuple[NDArray[np.int64], int, Floats, Floats]:
+    """All ranks; the first level in the window, and from it on p and the share of the ranks inside."""
+    ranks = np.cumsum(counts)
+    start = int(np.searchsorted(ranks, low * n, "right"))
+    stop = int(np.searchsorted(ranks, high * n)) + 1
+    inside, counts = ranks[start:stop], counts[start:stop]
+    weight = counts / n
+    if len(weight):
+        weight[0] = inside[0] / n - max(low, (inside[0] - counts[0]) / n)
+        weight[-1] += min(0.0, high - inside[-1] / n)
+    return ranks, start, (inside - counts / 2) / n, weight
 
 
 def _plotted(p: Floats) -> Floats:
@@ -189,9 +212,6 @@ def _dot(one: Floats, other: Floats) -> float:
     return float(np.einsum("i,i->", one, other))
 
 
-_POINTS = 4096  # at which a standard error is integrated; more change it by less than 0.1 %
-
-
 def _standard_error(x: Floats, y: Floats, weight: Floats, line: _Line, above: float) -> float:
     """Standard error of k times the square root of n, for independent values of any distribution.
 
@@ -201,8 +221,6 @@ def _standard_error(x: Floats, y: Floats, weight: Floats, line: _Line, above: fl
     p: G is 0 below the fitted range and stays at its last value above it, where the share ``above``
     lies.
     """
-    every = np.arange(0, len(x), max(1, len(x) // _POINTS))
-    x, y, weight = x[every], y[every], np.add.reduceat(weight, every)
     slope = y - 2 * line.k * x
     total = np.append(0, np.cumsum((slope[1:] + slope[:-1]) / 2 * np.diff(x)))
     first = (weight * total).sum() + above * total[-1]

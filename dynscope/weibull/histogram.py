@@ -1,38 +1,39 @@
 """How often each magnitude occurs among some weights: all that any of the fits needs.
 
-16-bit and 8-bit floats have so few magnitudes that they are counted as they are. Of wider floats
-fewer than `EXACT_BELOW` are sorted; more are counted by their own bits, rounded to 256 magnitudes
-per octave: no logarithm, no window to choose, and the same at every scale. The loops over large
-tensors are compiled where numba is installed (`dynscope.weibull.compiled`).
+Few floats are sorted. Of many, 16-bit and 8-bit ones have so few magnitudes that each is counted as it
+is (`dynscope.weibull.patterns`), and wider ones are counted by their leading bits
+(`dynscope.weibull.buckets`). The loops are compiled where numba is installed.
 """
 
-import importlib
 import io
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
-from math import inf
-from types import ModuleType
-from typing import Any, cast
+from functools import cached_property
+from math import inf, isfinite
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dynscope.errors import InputError
+from dynscope.weibull.buckets import FORMATS, Buckets, merged
+from dynscope.weibull.loops import loops
+from dynscope.weibull.patterns import count_narrow
+from dynscope.weibull.pieces import pieces
 from dynscope.weibull.reasons import FINE, QUANTISED
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
 
-EXACT_BELOW = 1_000_000
-"""Fewer values than this keep every magnitude."""
+SORTED_BELOW = 34_000
+"""Fewer floats than this are sorted: that is faster."""
 
-_KEPT_BITS = 8  # of the mantissa behind the leading one
-_MOST_LEVELS = (
-    2**17
-)  # distinct magnitudes of a histogram that is rounded, or of 16-bit floats, and more
-_CHUNK = 2**16  # elements worked on at a time: they stay in the cache
+EXACT_BELOW = 1_000_000
+"""Fewer wide floats than this are sorted too where buckets are too coarse for them."""
+
+_TOO_COARSE = 5e-4  # chance that two values lie in one bucket and are unlike; Gaussian ones: 1e-4
+
+_MOST_LEVELS = 1 << 17  # of a histogram of many values
 _MAGIC = b"dynscope histogram 1\n"
 
 
@@ -42,7 +43,8 @@ class Histogram:
 
     ``levels`` (m,) are the distinct finite magnitudes, ascending, without zero; ``counts`` (m,)
     their numbers. ``sum``, ``sum_squares`` and ``absmax`` are over the finite values as they were,
-    before any rounding. ``log_bins`` (1024,) are the magnitudes counted as the binned protocol does,
+    before any rounding. A level may be the mean of several magnitudes that are alike in 13 bits or more
+    (`dynscope.weibull.buckets`). ``log_bins`` (1024,) are the magnitudes counted as the binned protocol does,
     where that was asked for. ``reason`` says why nothing was counted, or is empty. ``a + b`` is the
     histogram of both together.
     """
@@ -69,7 +71,7 @@ class Histogram:
         zeros, nonfinite = int(sizes[levels == 0].sum()), int(sizes[~finite].sum())
         return cls(levels[used], sizes[used], zeros, nonfinite)
 
-    @property
+    @cached_property
     def n(self) -> int:
         """Finite values other than zero."""
         return int(self.counts.sum())
@@ -87,7 +89,7 @@ class Histogram:
         weights = np.concatenate([self.counts, other.counts])
         counts = np.bincount(place, weights=weights, minlength=len(levels)).astype(np.int64)
         if len(levels) > _MOST_LEVELS and counts.sum() >= EXACT_BELOW:
-            levels, counts = _rounded(levels, counts)
+            levels, counts = merged(levels, counts)
         return Histogram(
             levels,
             counts,
@@ -99,6 +101,11 @@ class Histogram:
             self.reason if self.reason == other.reason else FINE,
             _both(self.log_bins, other.log_bins),
         )
+
+    def condensed(self) -> "Histogram":
+        """At most 256 levels per octave, each the mean of what it stands for: k moves by 1e-6 or less."""
+        levels, counts = merged(self.levels, self.counts, bits=8)
+        return replace(self, levels=levels, counts=counts)
 
     def to_bytes(self) -> bytes:
         """All of it, compressed, for `from_bytes`."""
@@ -136,22 +143,25 @@ def _both(
     return None if one is None or other is None else one + other
 
 
-def count(values: Array, binned: bool = False) -> Histogram:
+def count(values: Array, binned: bool = False, every: bool = False) -> Histogram:
     """Count the magnitudes of an array of any shape and memory order, also a memory-mapped one.
 
     float16, float32, float64, and bfloat16 and the 8-bit floats of ``ml_dtypes``. Integers, bool and
     complex numbers are never taken for weights: their histogram is empty and has a ``reason``. It is
     worked through in pieces: beside the array itself a few megabytes are needed. ``binned`` also fills
-    ``log_bins``.
+    ``log_bins``. ``every`` keeps every magnitude of fewer than a million, which takes three times as long.
     """
     values = np.asanyarray(values)
+    if not values.dtype.isnative:
+        values = values.astype(values.dtype.newbyteorder("="))
     if not _is_float(values.dtype):
         nothing = np.empty(0), np.empty(0, np.int64)
         return Histogram(*nothing, reason=QUANTISED)
-    if values.dtype.itemsize <= 2:
+    narrow = values.dtype.itemsize <= 2
+    if values.size < (EXACT_BELOW if every and not narrow else SORTED_BELOW):
+        found = _count_sorted(values.astype(np.float32) if narrow else values)
+    elif narrow:
         found = _count_narrow(values)
-    elif values.size < EXACT_BELOW:
-        found = _count_sorted(values)
     else:
         found = _count_wide(values)
         return replace(found, log_bins=_log_bins_of(values)) if binned else found
@@ -168,15 +178,19 @@ def log_bins(levels: Array, counts: Array | None = None) -> NDArray[np.int64]:
 LOG_EDGES = np.linspace(-12.0, 2.0, 1025)
 
 
-def _sorted_levels(values: Array) -> tuple[Array, NDArray[np.int64]]:
+def _sorted_levels(values: Array) -> tuple[Floats, NDArray[np.int64]]:
     """Distinct magnitudes, ascending, and how often each occurs; NaN and infinity at the end."""
     magnitudes = np.abs(values.reshape(-1))
     magnitudes.sort()
+    compiled = loops(magnitudes.size)
+    if compiled is not None:
+        found: tuple[Floats, NDArray[np.int64]] = compiled.runs(magnitudes)
+        return found
     tied = magnitudes[1:] == magnitudes[:-1]
     if not tied.any():
-        return magnitudes, np.ones(len(magnitudes), np.int64)
+        return magnitudes.astype(np.float64), np.ones(len(magnitudes), np.int64)
     starts = np.flatnonzero(np.concatenate([[True], ~tied]))
-    return magnitudes[starts], np.diff(starts, append=len(magnitudes))
+    return magnitudes[starts].astype(np.float64), np.diff(starts, append=len(magnitudes))
 
 
 def _is_float(dtype: np.dtype[Any]) -> bool:
@@ -190,190 +204,74 @@ def _is_narrow(dtype: np.dtype[Any]) -> bool:
 
 def _count_sorted(values: Array) -> Histogram:
     levels, counts = _sorted_levels(values)
-    end = int(np.searchsorted(levels, levels.dtype.type(inf)))
+    end = int(np.searchsorted(levels, inf))
     zeros = int(counts[0]) if end and levels[0] == 0 else 0
     start = int(zeros > 0)
     return Histogram(
-        levels[start:end].astype(np.float64),
+        levels[start:end],
         counts[start:end],
         zeros,
         int(counts[end:].sum()),
-        *_sums(values),
+        *_sums(values.reshape(-1)),
     )
 
 
 def _count_narrow(values: Array) -> Histogram:
-    """Every pattern is counted, its sign included, so that the sums follow exactly."""
-    unsigned = np.dtype(f"u{values.dtype.itemsize}")
-    counts = _patterns(values.view(unsigned), 2 ** (8 * values.dtype.itemsize))
-    meaning = _meaning(values.dtype)
-    finite = np.isfinite(meaning)
-    seen = np.flatnonzero((counts > 0) & finite)
-    level, place = np.unique(np.abs(meaning[seen]), return_inverse=True)
-    each = np.bincount(place, weights=counts[seen], minlength=len(level)).astype(np.int64)
-    zeros = int(each[0]) if len(level) and level[0] == 0 else 0
-    start = int(zeros > 0)
+    levels, positive, negative = count_narrow(values)
+    counts = positive + negative
+    start = int(len(levels) > 0 and levels[0] == 0)
     return Histogram(
-        level[start:],
-        each[start:],
-        zeros,
-        int(counts[~finite].sum()),
-        _dot(meaning[seen], counts[seen].astype(np.float64)),
-        _dot(meaning[seen] ** 2, counts[seen].astype(np.float64)),
-        float(level[-1]) if len(level) else 0.0,
+        levels[start:],
+        counts[start:],
+        int(counts[0]) if start else 0,
+        values.size - int(counts.sum()),
+        _dot(levels, (positive - negative).astype(np.float64)),
+        _dot(levels**2, counts.astype(np.float64)),
+        float(levels[-1]) if len(levels) else 0.0,
     )
-
-
-def _patterns(values: Array, patterns: int) -> NDArray[np.int64]:
-    compiled = _compiled(values.size)
-    if compiled is not None:
-        rows = np.zeros((4, patterns), np.int64)
-        for piece in _pieces(values):
-            compiled.count_patterns(piece, rows)
-        counts: NDArray[np.int64] = rows.sum(0)
-        return counts
-    counts = np.zeros(patterns, np.int64)
-    for chunk in _chunks(values, np.intp):
-        counts += np.bincount(chunk, minlength=patterns)
-    return counts
-
-
-def _compiled(size: int) -> ModuleType | None:
-    """The compiled loops where numba is installed and there is enough to do for them."""
-    return _loops() if size >= EXACT_BELOW else None
-
-
-@cache
-def _loops() -> ModuleType | None:
-    try:
-        return importlib.import_module("dynscope.weibull.compiled")
-    except Exception:  # numba is not there, or has no place to keep what it compiles
-        return None
-
-
-@cache
-def _meaning(dtype: np.dtype[Any]) -> Floats:
-    """The value of every bit pattern of a narrow float."""
-    unsigned = np.dtype(f"u{dtype.itemsize}")
-    patterns = np.arange(2 ** (8 * dtype.itemsize)).astype(unsigned)
-    with np.errstate(invalid="ignore"):
-        return patterns.view(dtype).astype(np.float64)
 
 
 def _count_wide(values: Array) -> Histogram:
-    """Bit patterns of magnitudes, rounded to the nearest of `_KEPT_BITS` bits behind the leading one."""
-    kind = _WIDE[values.dtype.itemsize]
-    shift = kind.mantissa - _KEPT_BITS
-    counts, sums = _rounded_patterns(values, kind, shift)
-    infinity = kind.infinity >> shift
-    seen = np.flatnonzero(counts[:infinity])
-    levels = (seen.astype(kind.unsigned) << kind.unsigned(shift)).view(kind.floating)
-    start = int(len(seen) > 0 and seen[0] == 0)
-    return Histogram(
-        levels[start:].astype(np.float64),
-        counts[seen[start:]],
-        int(counts[0]) if start else 0,
-        int(counts[infinity:].sum()),
-        *sums,
-    )
+    buckets = Buckets(values.dtype, loops(values.size))
+    total = squares = absmax = 0.0
+    for piece in pieces(values):
+        buckets.add(piece)
+        sums = _sums(piece)
+        total += sums[0]
+        squares += sums[1]
+        absmax = max(absmax, sums[2])
+    levels, counts = buckets.levels()
+    if values.size < EXACT_BELOW and buckets.unlike > _TOO_COARSE * float(counts.sum()) ** 2:
+        return _count_sorted(values)
+    zeros = values.size - buckets.nonfinite - int(counts.sum())
+    return Histogram(levels, counts, zeros, buckets.nonfinite, total, squares, absmax)
 
 
-def _rounded_patterns(
-    values: Array, kind: "_Wide", shift: int
-) -> tuple[NDArray[np.int64], tuple[float, float, float]]:
-    unsigned = kind.unsigned
-    bits, half = values.view(unsigned), unsigned(1 << (shift - 1))
-    magnitude, infinity = unsigned(kind.magnitude), unsigned(kind.infinity)
-    counts = np.zeros((kind.infinity >> shift) + 1, np.int64)
-    compiled = _compiled(values.size)
-    if compiled is not None:
-        sums = np.zeros(3)
-        for piece in _pieces(bits):
-            compiled.count_rounded(
-                piece, piece.view(kind.floating), magnitude, infinity, half, unsigned(shift),
-                counts, sums,
-            )  # fmt: skip
-        return counts, (float(sums[0]), float(sums[1]), float(sums[2]))
-    for chunk in _chunks(bits, unsigned):
-        chunk &= magnitude
-        np.minimum(chunk, infinity, out=chunk)
-        chunk += half
-        chunk >>= unsigned(shift)
-        found = np.bincount(chunk.astype(np.intp))
-        counts[: len(found)] += found
-    return counts, _sums(values)
-
-
-@dataclass(frozen=True)
-class _Wide:
-    unsigned: Any
-    floating: Any
-    mantissa: int
-    infinity: int
-    magnitude: int  # the bits without the sign's
-
-
-_WIDE = {
-    4: _Wide(np.uint32, np.float32, 23, 0x7F800000, 0x7FFFFFFF),
-    8: _Wide(np.uint64, np.float64, 52, 0x7FF0000000000000, 0x7FFFFFFFFFFFFFFF),
-}
-
-
-def _sums(values: Array) -> tuple[float, float, float]:
+def _sums(piece: Array) -> tuple[float, float, float]:
     """Sum, sum of squares and largest magnitude of the finite values."""
-    total = squares = largest = 0.0
-    for chunk in _chunks(values, np.float64):
-        square = _dot(chunk, chunk)
-        if not np.isfinite(square):
-            chunk = chunk[np.isfinite(chunk)]
-            square = _dot(chunk, chunk)
-        if len(chunk):
-            total += float(chunk.sum())
-            squares += square
-            largest = max(largest, float(chunk.max()), -float(chunk.min()))
-    return total, squares, largest
+    compiled, form = loops(), FORMATS[piece.dtype.itemsize]
+    if compiled is not None and len(piece):
+        total, squares, largest = compiled.sums(piece, piece.view(form.unsigned), form.magnitude)
+        absmax = float(form.unsigned(largest).view(form.floating))
+    else:
+        wide = piece.astype(np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):
+            total, squares = float(wide.sum()), _dot(wide, wide)
+        absmax = float(np.abs(wide).max(initial=0))
+    if isfinite(absmax):
+        return total, squares, absmax
+    return _sums(piece[np.isfinite(piece)])
 
 
 def _dot(one: Floats, other: Floats) -> float:
     """Not ``@``, for which BLAS brings threads of its own."""
-    with np.errstate(invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         return float(np.einsum("i,i->", one, other))
-
-
-def _pieces(values: Array) -> Iterator[Array]:
-    """The elements in flat pieces, in the order of memory: views where that can be."""
-    if values.size:
-        pieces = np.nditer(
-            values, flags=["external_loop", "buffered"], op_flags=["readonly", "aligned"],
-            order="K", buffersize=_CHUNK,
-        )  # fmt: skip
-        for piece in pieces:
-            yield cast(Array, piece)
-
-
-def _chunks(values: Array, dtype: Any) -> Iterator[Array]:
-    """The elements in flat pieces that may be written to, as ``dtype``."""
-    room = np.empty(_CHUNK, dtype)
-    for piece in _pieces(values):
-        for start in range(0, len(piece), _CHUNK):
-            part = piece[start : start + _CHUNK]
-            chunk = room[: len(part)]
-            chunk[...] = part
-            yield chunk
 
 
 def _log_bins_of(values: Array) -> NDArray[np.int64]:
     found = np.zeros(len(LOG_EDGES) - 1, np.int64)
-    for chunk in _chunks(values, np.float64):
-        magnitudes = np.abs(chunk)
+    for piece in pieces(values):
+        magnitudes = np.abs(piece)
         found += log_bins(magnitudes[np.isfinite(magnitudes) & (magnitudes > 0)])
     return found
-
-
-def _rounded(levels: Floats, counts: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64]]:
-    """Levels at the nearest of `_KEPT_BITS` bits behind the leading one."""
-    shift = np.uint64(52 - _KEPT_BITS)
-    half = np.uint64(1 << (51 - _KEPT_BITS))
-    patterns = ((levels.view(np.uint64) + half) >> shift) << shift
-    found, place = np.unique(patterns, return_inverse=True)
-    return found.view(np.float64), np.bincount(place, weights=counts).astype(np.int64)

@@ -28,7 +28,7 @@ def ratios(values: NDArray[Any] | Histogram) -> Ratios:
     """The ratios of the finite non-zero magnitudes; NaN where there are fewer than 100.
 
     A quantile lies on the straight line between the two order statistics beside it, as in
-    `numpy.quantile`; it is known to 0.2 % where more than a million wide floats were counted.
+    `numpy.quantile`; it is known to 0.02 % where wide floats were counted in buckets.
     """
     histogram = values if isinstance(values, Histogram) else count(values)
     n = histogram.n

@@ -184,8 +184,8 @@ def test_binned_reproduces_the_published_protocol(
 def test_the_exact_fit_does_not_move_with_scale_where_the_binned_one_does() -> None:
     values = np.random.default_rng(3).standard_normal(100_000)
     small, large = (weibull.fit(values * scale) for scale in (0.02, 1.0))
-    assert small.k == pytest.approx(large.k, rel=1e-12)
-    assert small.lam == pytest.approx(0.02 * large.lam, rel=1e-12)
+    assert small.k == pytest.approx(large.k, rel=1e-7)
+    assert small.lam == pytest.approx(0.02 * large.lam, rel=1e-7)
     binned = [weibull.fit(values * scale, method="binned").k for scale in (0.02, 1.0)]
     assert abs(binned[0] - binned[1]) > 1e-4
 

@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 
 from dynscope import weibull
 from dynscope.errors import InputError
-from dynscope.weibull import histogram
-from dynscope.weibull.histogram import EXACT_BELOW, Histogram, count
+from dynscope.weibull import buckets
+from dynscope.weibull import loops as loading
+from dynscope.weibull.fits import _distance, _Line
+from dynscope.weibull.histogram import EXACT_BELOW, SORTED_BELOW, Histogram, count
 
 Array = NDArray[Any]
 
@@ -53,7 +55,7 @@ def twin(values: Array) -> tuple[Array, Array, int, int]:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: np.dtype(d).name)
-def test_fewer_than_a_million_values_are_counted_as_sorting_does(dtype: Any, layout: str) -> None:
+def test_few_values_are_counted_as_sorting_does(dtype: Any, layout: str) -> None:
     values = LAYOUTS[layout](sample(dtype))
     found, (levels, counts, zeros, nonfinite) = count(values), twin(values)
     np.testing.assert_array_equal(found.levels, levels)
@@ -85,22 +87,162 @@ def test_what_is_no_float_is_never_taken_for_weights(dtype: Any) -> None:
 @pytest.fixture(params=["compiled", "plain"])
 def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With numba and as it is without."""
+    monkeypatch.setattr(loading, "_counted", loading.WORTH_IT)
     if request.param == "plain":
-        monkeypatch.setattr(histogram, "_loops", lambda: None)
+        monkeypatch.setattr(loading, "compiled", lambda: None)
     else:
-        assert histogram._loops() is not None
+        assert loading.loops() is not None
+
+
+@pytest.mark.usefixtures("loops")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_many_values_are_counted_in_buckets_at_their_means(dtype: Any, layout: str) -> None:
+    values = LAYOUTS[layout](sample(dtype, 60 * 20_000))
+    found, (levels, counts, zeros, nonfinite) = count(values), twin(values)
+    assert values.size > SORTED_BELOW and len(found.levels) < 50_000 < len(levels)
+    assert (found.zeros, found.nonfinite, found.n) == (zeros, nonfinite, counts.sum())
+    each = np.frexp(levels)[0].astype(np.float64) * 2**13 // 1 * 2.0 ** (np.frexp(levels)[1] - 13)
+    _, place = np.unique(each, return_inverse=True)
+    size = np.bincount(place, counts)
+    np.testing.assert_array_equal(found.counts, size)
+    means = np.bincount(place, counts * levels) / size
+    np.testing.assert_allclose(found.levels, means, rtol=1e-13 if dtype == np.float32 else 2**-28)
+    assert found.sum_squares == pytest.approx((counts * levels**2).sum(), rel=1e-12)
+    wide = values.astype(np.float64)
+    assert found.sum == pytest.approx(wide[np.isfinite(wide)].sum(), rel=1e-9)
+    assert found.absmax == levels.max()
 
 
 @pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_million_values_are_counted_within_a_512th_each(dtype: Any) -> None:
+def test_the_widest_range_is_counted_too(dtype: Any) -> None:
+    info = np.finfo(dtype)
+    few = np.array([0, info.smallest_subnormal, info.tiny / 3, info.tiny, 1, info.max, -info.max])
+    with np.errstate(over="ignore"):
+        found = count(np.repeat(few, 10_000).astype(dtype))
+    lost = int(dtype == np.float64)  # the smallest of all: not one of the bits in use is set
+    assert found.zeros == (1 + lost) * 10_000
+    assert found.nonfinite == 0 and found.absmax == info.max
+    np.testing.assert_allclose(found.levels, few[1 + lost : 6].astype(dtype), rtol=2**-28)
+    np.testing.assert_array_equal(found.counts, [10_000] * (4 - lost) + [20_000])
+    nothing = count(np.full(50_000, np.nan, dtype))
+    assert (nothing.n, nothing.nonfinite, nothing.absmax, nothing.sum) == (0, 50_000, 0, 0)
+    assert count(np.zeros(50_000, dtype)).zeros == 50_000
+
+
+@pytest.mark.usefixtures("loops")
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_more_values_than_a_packed_bucket_holds(
+    dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     values = sample(dtype, 60 * 20_000)
-    found, (levels, counts, zeros, nonfinite) = count(values), twin(values)
-    assert values.size >= EXACT_BELOW and len(found.levels) < 50_000 < len(levels)
-    assert (found.zeros, found.nonfinite, found.n) == (zeros, nonfinite, counts.sum())
-    every, near = np.repeat(levels, counts), np.repeat(found.levels, found.counts)
-    assert np.abs(near / every - 1).max() <= 2**-9 * 1.001
-    assert found.sum_squares == pytest.approx((every**2).sum(), rel=1e-12)
+    values[:30] = 0.7
+    once = count(values)
+    monkeypatch.setattr(buckets.Format, "most", 1 << 16)
+    often = count(values)
+    np.testing.assert_array_equal(often.counts, once.counts)
+    np.testing.assert_allclose(often.levels, once.levels, rtol=1e-14)
+    assert (often.zeros, often.nonfinite, often.sum) == (once.zeros, once.nonfinite, once.sum)
+
+
+def test_a_packed_bucket_cannot_overflow() -> None:
+    for form in buckets.FORMATS.values():
+        largest_sum = form.most * ((1 << form.rest) - 1)
+        assert largest_sum < 1 << form.sum_bits and (form.most << form.sum_bits) - 1 < 1 << 64
+
+
+SHAPES: dict[str, Callable[[np.random.Generator, int], Array]] = {
+    "normal": lambda g, n: g.standard_normal(n),
+    "Laplace": lambda g, n: g.laplace(size=n),
+    "uniform": lambda g, n: g.uniform(-1, 1, n),
+    "Cauchy": lambda g, n: g.standard_cauchy(n),
+    "log-normal": lambda g, n: np.exp(3 * g.standard_normal(n)),
+    "half zeros": lambda g, n: g.standard_normal(n) * (g.random(n) < 0.5),
+    "quantized in groups": lambda g, n: (
+        np.round(30 * g.standard_normal((n // 32, 32))) * np.exp(g.standard_normal((n // 32, 1)))
+    ),
+    "around 1": lambda g, n: 1 + 0.1 * g.standard_normal(n),
+    "half at 1": lambda g, n: np.where(g.random(n) < 0.5, 1 + 1e-5 * g.standard_normal(n), g.random(n)),
+    "bfloat16 before": lambda g, n: g.standard_normal(n).astype(ml_dtypes.bfloat16),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("loops")
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("n", [1024, 40_000, 300_000])
+def test_below_a_million_the_fit_is_that_of_sorting(shape: str, n: int) -> None:
+    values = (0.02 * SHAPES[shape](np.random.default_rng(n), n).astype(np.float64)).astype(
+        np.float32
+    )
+    exact = Histogram.of_counts(*np.unique(np.abs(values), return_counts=True))
+    for trim in weibull.TRIMS:
+        found, sorted_ = weibull.fit(values, trim=trim), weibull.fit(exact, trim=trim)
+        assert found.n == sorted_.n
+        assert found.k == pytest.approx(sorted_.k, rel=3e-7)
+        assert found.lam == pytest.approx(sorted_.lam, rel=1e-7)
+        assert found.r2 == pytest.approx(sorted_.r2, abs=1e-7)
+        assert found.ks == pytest.approx(sorted_.ks, abs=2e-4)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("n", [100, 3000, 200_000])
+def test_with_and_without_numba_the_fit_is_one(
+    shape: str, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = SHAPES[shape](np.random.default_rng(n), n // 32 * 32).astype(np.float32)
+    monkeypatch.setattr(loading, "_counted", loading.WORTH_IT)
+    compiled = [weibull.fit(values, trim=trim) for trim in weibull.TRIMS]
+    monkeypatch.setattr(loading, "compiled", lambda: None)
+    for one, trim in zip(compiled, weibull.TRIMS, strict=True):
+        plain = weibull.fit(values, trim=trim)
+        for name, value in vars(plain).items():
+            if isinstance(value, float):
+                value = pytest.approx(value, rel=1e-9, nan_ok=True)
+            assert getattr(one, name) == value, name
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_distance_is_found_without_looking_at_every_level(shape: str) -> None:
+    values = SHAPES[shape](np.random.default_rng(1), 30_016).astype(np.float64)
+    levels, counts = np.unique(np.abs(values[values != 0]), return_counts=True)
+    histogram, ranks = Histogram.of_counts(levels, counts), np.cumsum(counts)
+    compiled = loading.compiled()
+    assert compiled is not None
+    for k, factor in ((0.5, 1.0), (1.2, 0.8), (3.0, 1.5)):
+        lam = factor * float(np.median(levels))
+        after, before = np.append(levels[1:], np.inf), np.append(-levels[0], levels[:-1])
+        end = np.minimum(levels * (1 + 2**-8), (levels + after) / 2)
+        start = np.maximum(levels * (1 - 2**-8), (levels + before) / 2)
+        fitted = [1 - np.exp(-((x / lam) ** k)) for x in (end, start)]
+        apart = [ranks / ranks[-1] - fitted[0], (ranks - counts) / ranks[-1] - fitted[1]]
+        expected = np.abs(apart).max()
+        assert _distance(histogram, ranks, _Line(k, lam, 1.0)) == pytest.approx(expected, rel=1e-12)
+        assert compiled.distance(levels, counts, ranks, k, lam) == pytest.approx(
+            expected, rel=1e-12
+        )
+
+
+def test_numba_is_imported_only_for_many_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "_counted", 0)
+    assert loading.loops(loading.WORTH_IT - 1) is None and loading.loops() is None
+    assert loading.loops(1) is not None and loading.loops() is not None
+
+
+@pytest.mark.parametrize("n", [5000, 50_000])
+def test_the_other_byte_order_is_read_too(n: int) -> None:
+    for dtype in ("f2", "f4", "f8"):
+        values = np.random.default_rng(0).standard_normal(n).astype(dtype)
+        assert weibull.fit(values.astype(f">{dtype}")) == weibull.fit(values)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_a_condensed_histogram_is_small_and_fits_alike(dtype: Any) -> None:
+    whole = count((0.02 * np.random.default_rng(0).standard_normal(300_000)).astype(dtype))
+    small = whole.condensed()
+    assert len(small.levels) <= 6000 and small.n == whole.n and small.sum == whole.sum
+    assert weibull.fit(small).k == pytest.approx(weibull.fit(whole).k, abs=2e-6)
+    assert weibull.fit(small).lam == pytest.approx(weibull.fit(whole).lam, rel=1e-6)
 
 
 @settings(deadline=None, max_examples=30)
@@ -181,14 +323,14 @@ def test_a_million_narrow_values_are_counted_as_they_are(dtype: Any, layout: str
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16], ids=lambda d: d.__name__)
 def test_with_and_without_numba_all_is_equal(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     values = sample(dtype, 60 * 20_000)
+    monkeypatch.setattr(loading, "_counted", loading.WORTH_IT)
     found = count(values)
-    monkeypatch.setattr(histogram, "_loops", lambda: None)
+    monkeypatch.setattr(loading, "compiled", lambda: None)
     plain = count(values)
-    for name, value in vars(found).items():
-        if name in ("sum", "sum_squares"):
-            assert value == pytest.approx(getattr(plain, name), rel=1e-12)
-        else:
-            np.testing.assert_array_equal(value, getattr(plain, name))
+    for name in ("levels", "sum", "sum_squares"):
+        np.testing.assert_allclose(getattr(found, name), getattr(plain, name), rtol=1e-12)
+    for name in ("counts", "zeros", "nonfinite", "absmax"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(plain, name))
 
 
 def test_log_bins_are_those_of_every_value_however_many() -> None:
