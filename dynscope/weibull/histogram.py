@@ -25,7 +25,7 @@ from dynscope.weibull.reasons import FINE, QUANTISED
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
 
-SORTED_BELOW = 34_000
+SORTED_BELOW = 32_000
 """Fewer floats than this are sorted: that is faster."""
 
 EXACT_BELOW = 1_000_000
