@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ _LONGEST = 64  # elements of a metadata list that are kept; vocabularies are lon
 
 @dataclass(frozen=True)
 class GgufFile:
-    """A file whose header the ``gguf`` package has read; a remote one is fetched whole."""
+    """A file whose header the ``gguf`` package has read."""
 
     place: Place
     tensors: tuple[Tensor, ...] = ()
@@ -44,11 +44,15 @@ class GgufFile:
         from gguf.quants import dequantize
 
         one = next(tensor for tensor in _reader(self.place).tensors if tensor.name == name)
-        shape = _shape(one)
+        shape, data = _shape(one), one.data
+        if self.place.is_remote:  # of which only the header is here
+            start = int(one.data_offset)
+            raw = self.place.read(start, start + int(one.n_bytes))
+            data = raw.view(data.dtype).reshape(data.shape)
         try:
             if one.tensor_type.name in ("F32", "F16", "F64"):
-                return np.asarray(one.data).reshape(shape)
-            return np.asarray(dequantize(one.data, one.tensor_type)).reshape(shape)
+                return np.asarray(data).reshape(shape)
+            return np.asarray(dequantize(data, one.tensor_type)).reshape(shape)
         except Exception as error:
             raise InputError(
                 f"{self.place}: {name} is stored as {one.tensor_type.name}, which could not be read "
@@ -71,11 +75,79 @@ def _reader(place: Place) -> Any:
     refuse_other_content(place, start)
     if start[:4] != b"GGUF":
         raise InputError(f"{place}: does not begin as a GGUF file does; fetch it again")
-    path = place.local()
     try:
+        path = _header_of(place) if place.is_remote else place.local()
         return _opened(GGUFReader, path, path.stat().st_mtime_ns)
+    except InputError:
+        raise
     except Exception as error:  # a damaged file can end in any exception
         raise _bad(place, error) from None
+
+
+def _header_of(place: Place) -> Path:
+    """A file on this machine as long as the remote one, with nothing of it but its header."""
+    target = place.copy.with_suffix(".header")
+    if not target.exists():
+        try:
+            with place.open() as remote:
+                length = header_length(remote)
+        except ValueError:
+            return place.local()  # of the first version, or damaged: gguf says what is wrong
+        part = target.with_suffix(".part")
+        with part.open("wb") as file:
+            file.write(place.read(0, length).tobytes())
+            file.truncate(place.size)
+        part.replace(target)
+    return target
+
+
+_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+_STRING, _LIST = 8, 9
+_LARGEST_HEADER = 1 << 30
+
+
+def header_length(file: BinaryIO) -> int:
+    """How many bytes come before the tensors' own.
+
+    Raises ValueError where it is no header of GGUF (versions 2 and 3, little-endian).
+    """
+
+    def number(size: int) -> int:
+        raw = file.read(size)
+        if len(raw) != size:
+            raise ValueError("its header is cut off")
+        return int.from_bytes(raw, "little")
+
+    def skip(size: int) -> None:
+        if file.tell() + size > _LARGEST_HEADER:
+            raise ValueError("its header claims more than a gigabyte")
+        file.seek(size, 1)
+
+    def skip_value(kind: int, depth: int = 0) -> None:
+        if kind == _STRING:
+            skip(number(8))
+        elif kind == _LIST and depth < 8:
+            inner, count = number(4), number(8)
+            if inner in _SIZES:
+                skip(count * _SIZES[inner])
+            else:
+                for _ in range(count):
+                    skip_value(inner, depth + 1)
+        elif kind in _SIZES:
+            skip(_SIZES[kind])
+        else:
+            raise ValueError(f"its header has a value of type {kind}")
+
+    if file.read(4) != b"GGUF" or number(4) not in (2, 3):
+        raise ValueError("it is not of version 2 or 3")
+    tensors, fields = number(8), number(8)
+    for _ in range(fields):
+        skip(number(8))
+        skip_value(number(4))
+    for _ in range(tensors):
+        skip(number(8))
+        skip(8 * number(4) + 4 + 8)
+    return file.tell()
 
 
 @lru_cache(maxsize=1)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar, cast
 from urllib.parse import urlsplit, urlunsplit
 
 import numpy as np
@@ -98,6 +98,14 @@ class Place:
             raise InputError(f"{self}: ends before byte {stop:,}: it is truncated; fetch it again")
         return found
 
+    def open(self) -> BinaryIO:
+        """To read and seek in; of a remote file what is read travels, by 64 KiB."""
+        if not self.is_remote:
+            return _told(self, lambda: open(self.path, "rb"))
+        return cast(
+            BinaryIO, self._ask(lambda: self._files.open(self._key, "rb", block_size=1 << 16))
+        )
+
     def text(self, most: int) -> str:
         """All of it as text; raises `InputError` beyond ``most`` bytes or where it is none."""
         if self.size > most:
@@ -111,12 +119,17 @@ class Place:
         """Where it lies on this machine; a remote file is fetched into a folder that ends with us."""
         if not self.is_remote:
             return Path(self.path)
-        target = _fetched(self.path)
+        target = self.copy
         if not target.exists():
             part = target.with_suffix(".part")
             self._ask(lambda: self._files.get_file(self._key, str(part)))
             part.replace(target)
         return target
+
+    @property
+    def copy(self) -> Path:
+        """Where a copy of a remote file, or of a part of it, has its place on this machine."""
+        return _fetched(self.path)
 
     @cached_property
     def _found(self) -> tuple[Any, str]:

@@ -28,6 +28,7 @@ _MODELS = (
 )
 _OTHERS = re.compile(r"optim|sched|scaler|rng|ema_optim|callbacks|loops|random", re.IGNORECASE)
 _STEPS = ("global_step", "step", "iteration", "iter", "steps", "num_updates")
+_RUNS_CODE = "wants to run code"
 _LARGEST_PICKLE = 1 << 30
 _LARGEST_LEGACY = 8 << 30
 
@@ -63,7 +64,8 @@ class TorchFile:
     def read(self, name: str) -> NDArray[Any]:
         if self._loaded is None:
             self._loaded = _model(_load(self.place, self.allow))
-        return as_array(self._loaded[name])
+        tensor = self._loaded[name]
+        return as_array(tensor if _place_in_file(tensor) is None else _fetched(self.place, tensor))
 
     def close(self) -> None:
         self._loaded = None
@@ -96,17 +98,16 @@ def why_unreadable(tensor: Any) -> str:
 
 
 def _load(place: Place, allow: tuple[str, ...]) -> Any:
-    """What was saved, its tensors mapped from the file."""
+    """What was saved, its tensors mapped from the file, or without values where it is a remote one."""
     import torch
 
     if place.size == 0:
         raise InputError(f"{place}: is empty")
     start = place.read(0, min(64, place.size)).tobytes()
     refuse_other_content(place, start)
-    path = place.local()
     archive = start.startswith(b"PK\x03\x04")
     if archive:
-        _refuse_bomb(place, path)
+        _refuse_bomb(place)
     elif place.size > _LARGEST_LEGACY:
         raise InputError(
             f"{place}: is in torch's old format, which is read as a whole, and has {place.size:,} "
@@ -116,10 +117,59 @@ def _load(place: Place, allow: tuple[str, ...]) -> Any:
         if allow:
             trusted = [_named(name) for name in allow]
             stack.enter_context(torch.serialization.safe_globals(trusted))
+        if archive and place.is_remote:
+            found = _load_outline(place)
+            if found is not None:
+                return found
+        path = place.local()
         try:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=archive)
         except Exception as error:  # a damaged file can end in any exception
             raise _refusal(place, error) from None
+
+
+def _load_outline(place: Place) -> Any:
+    """What was saved, its tensors knowing only where in the file their values lie.
+
+    None where torch cannot do that: before 2.7, or for a server without ranges. Raises `InputError`
+    for what needs code of its own.
+    """
+    from torch import load
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    try:
+        with FakeTensorMode(), place.open() as file:
+            saved = load(file, map_location="cpu", weights_only=True)
+    except Exception as error:
+        refusal = _refusal(place, error)
+        if _RUNS_CODE in str(refusal):
+            raise refusal from None
+        return None
+    readable = [one for one in _model(saved).values() if not why_unreadable(one)]
+    return None if any(_place_in_file(one) is None for one in readable) else saved
+
+
+def _place_in_file(tensor: Any) -> int | None:
+    """The byte at which the storage of a tensor begins that has no values here."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    if not isinstance(tensor, FakeTensor):
+        return None
+    found: int | None = getattr(tensor.untyped_storage(), "_checkpoint_offset", None)
+    return found
+
+
+def _fetched(place: Place, tensor: Any) -> Any:
+    """The tensor with its values, and nothing else of its file."""
+    import torch
+
+    size, strides = tuple(tensor.shape), tensor.stride()
+    if not tensor.numel():
+        return torch.empty(size, dtype=tensor.dtype)
+    length = 1 + sum((n - 1) * stride for n, stride in zip(size, strides, strict=True))
+    first = _place_in_file(tensor) + tensor.storage_offset() * tensor.itemsize
+    raw = place.read(first, first + length * tensor.itemsize)
+    return torch.from_numpy(raw.copy()).view(tensor.dtype).as_strided(size, strides)
 
 
 def _refusal(place: Place, error: Exception) -> InputError:
@@ -129,7 +179,7 @@ def _refusal(place: Place, error: Exception) -> InputError:
     name = next((one for one in wanted.groups() if one), "") if wanted else ""
     if name:
         return InputError(
-            f"{place}: wants to run code, {name}, and was not opened: save the tensors alone (as "
+            f"{place}: {_RUNS_CODE}, {name}, and was not opened: save the tensors alone (as "
             f"safetensors), or, if you trust that class, allow it by name: --allow {name}"
         )
     first = (str(error) or type(error).__name__).splitlines()[0][:160]
@@ -144,10 +194,10 @@ def _named(name: str) -> Any:
         raise InputError(f"no class {name!r} can be imported, to be allowed", exit_code=2) from None
 
 
-def _refuse_bomb(place: Place, path: Any) -> None:
+def _refuse_bomb(place: Place) -> None:
     """torch stores its records as they are: a file that would grow when unpacked is not torch's."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with place.open() as file, zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
         raise InputError(f"{place}: is no sound zip archive ({error}); fetch it again") from None
@@ -171,7 +221,9 @@ def _model(saved: Any) -> dict[str, Any]:
     for name, tensor in tensors.items():
         key: tuple[Any, ...] = (name,)
         if not why_unreadable(tensor) and tensor.numel():
-            key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+            start = _place_in_file(tensor)
+            begin = tensor.data_ptr() if start is None else (start, tensor.storage_offset())
+            key = (begin, tuple(tensor.shape), tensor.stride(), tensor.dtype)
         unique.setdefault(key, name)
     return {name: tensors[name] for name in unique.values()}
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import gguf
 import ml_dtypes
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dynscope.checkpoints import Checkpoint, series
+from dynscope.checkpoints.gguf_file import header_length
 from dynscope.checkpoints.series import step_of
 from dynscope.errors import InputError
 from examples import packaged
@@ -305,3 +307,11 @@ def test_what_two_processes_saved_is_put_together(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="distcp: no such file"):
         for name in expected:
             one.read(name)
+
+
+def test_the_header_of_a_gguf_file_ends_where_gguf_says() -> None:
+    (path,) = packaged.folder(packaged.SMOLLM2).rglob("*.gguf")
+    with path.open("rb") as file:
+        length = header_length(file)
+    data = min(int(one.data_offset) for one in gguf.GGUFReader(path).tensors)
+    assert data - 32 < length <= data

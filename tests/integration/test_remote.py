@@ -3,6 +3,7 @@
 import http.server
 import json
 import logging
+import pickle
 import socket
 import threading
 from collections.abc import Iterator
@@ -11,9 +12,11 @@ from functools import partial
 from pathlib import Path
 from urllib.request import urlopen
 
+import gguf
 import numpy as np
 import pytest
 import s3fs
+import torch
 from moto.server import ThreadedMotoServer
 from safetensors.numpy import save_file
 
@@ -117,6 +120,80 @@ def test_only_the_tensors_asked_for_travel(tmp_path: Path, bucket: Counter) -> N
     np.testing.assert_array_equal(one.read(name), tensors[name])
     travelled = bucket.received - before
     assert tensors[name].nbytes <= travelled < tensors[name].nbytes + 5_000 < total
+
+
+class Code:
+    def __reduce__(self) -> tuple[object, ...]:
+        return (print, ("ran",))
+
+
+def test_of_a_torch_file_only_the_tensors_asked_for_travel(tmp_path: Path, bucket: Counter) -> None:
+    random = torch.Generator().manual_seed(0)
+    large = torch.randn(400, 600, generator=random)
+    state = {
+        "large": large, "tied": large, "rows": large[100:110], "turned": large.t()[5:9],
+        "bf16": torch.randn(300, 50, generator=random).bfloat16(), "none": torch.zeros(0, 3),
+        "half": torch.nn.Parameter(torch.randn(64, 64, generator=random).half()),
+    }  # fmt: skip
+    torch.save({"model": state, "optimizer": {"exp_avg": large * 2}, "step": 12}, tmp_path / "a.pt")
+    torch.save({"sparse": torch.eye(300).to_sparse(), "w": large}, tmp_path / "sparse.pt")
+    torch.save({"w": large, "x": Code()}, tmp_path / "code.pt")
+    torch.save({"w": large}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    for name in ("a", "sparse", "code", "old"):
+        put(tmp_path / f"{name}.pt", f"bucket/{name}.pt")
+    before = bucket.received
+    (one,) = series(["s3://bucket/a.pt"])
+    assert one.step == 12 and bucket.received - before < 300_000 < large.nbytes
+    (same,) = series([str(tmp_path / "a.pt")])
+    assert [vars(t) for t in one.tensors] == [vars(t) for t in same.tensors]
+    for tensor in same.tensors:
+        before = bucket.received
+        np.testing.assert_array_equal(one.read(tensor.name), same.read(tensor.name))
+        assert bucket.received - before < large.nbytes + 5_000
+    before = bucket.received
+    assert one.read("rows").shape == (10, 600)
+    assert bucket.received - before < 10 * 600 * 4 + 5_000
+    again = pickle.loads(pickle.dumps(one))
+    np.testing.assert_array_equal(again.read("bf16"), same.read("bf16"))
+    for name in ("sparse", "old"):
+        (whole,) = series([f"s3://bucket/{name}.pt"])
+        np.testing.assert_array_equal(whole.read("w"), large.numpy())
+    with pytest.raises(InputError, match="wants to run code, print"):
+        series(["s3://bucket/code.pt"])
+
+
+def test_of_a_gguf_file_only_the_tensors_asked_for_travel(tmp_path: Path, bucket: Counter) -> None:
+    random = np.random.default_rng(0)
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_token_list([f"token {i}" for i in range(5000)])
+    writer.add_array("some.numbers", [1.5, 2.5])
+    writer.add_bool("some.flag", True)
+    plain = random.standard_normal((300, 256)).astype(np.float32)
+    packed = gguf.quants.quantize(plain, gguf.GGMLQuantizationType.Q8_0)
+    for i in range(4):
+        writer.add_tensor(f"blk.{i}.attn_q.weight", plain + i)
+        writer.add_tensor(
+            f"blk.{i}.ffn_up.weight", packed, raw_dtype=gguf.GGMLQuantizationType.Q8_0
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    put(tmp_path / "m.gguf", "bucket/m.gguf")
+    (tmp_path / "cut.gguf").write_bytes((tmp_path / "m.gguf").read_bytes()[:30_000])
+    put(tmp_path / "cut.gguf", "bucket/cut.gguf")
+    before = bucket.received
+    (one,) = series(["s3://bucket/m.gguf"])
+    assert bucket.received - before < 400_000 < (tmp_path / "m.gguf").stat().st_size
+    (same,) = series([str(tmp_path / "m.gguf")])
+    assert one.tensors == same.tensors and one.config == same.config
+    assert one.quantized == same.quantized == "Q8_0"
+    for tensor in same.tensors:
+        before = bucket.received
+        np.testing.assert_array_equal(one.read(tensor.name), same.read(tensor.name))
+        assert bucket.received - before < tensor.nbytes + 5_000
+    with pytest.raises(InputError, match="no sound GGUF file"):
+        series(["s3://bucket/cut.gguf"])
 
 
 def test_a_series_in_a_bucket_is_ordered(tmp_path: Path, bucket: Counter) -> None:
