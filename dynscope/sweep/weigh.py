@@ -89,11 +89,11 @@ def weigh(task: Task) -> Weighed:
 
 
 def pooled(counts: Iterable[tuple[str, bytes]], method: str, trim: str) -> dict[str, Row]:
-    """The rows of pools, from what the tasks counted of each."""
+    """The rows of pools, from what the tasks counted of each; how it was divided does not matter."""
     together: dict[str, weibull.Histogram] = {}
     for name, packed in counts:
         together[name] = _merged(together.get(name), weibull.Histogram.from_bytes(packed))
-    return {name: _row(histogram, 2, method, trim) for name, histogram in together.items()}
+    return {name: _row(one.condensed(), 2, method, trim) for name, one in together.items()}
 
 
 def _merged(known: weibull.Histogram | None, more: weibull.Histogram) -> weibull.Histogram:

@@ -28,7 +28,7 @@ def ratios(values: NDArray[Any] | Histogram) -> Ratios:
     """The ratios of the finite non-zero magnitudes; NaN where there are fewer than 100.
 
     A quantile lies on the straight line between the two order statistics beside it, as in
-    `numpy.quantile`; it is known to 0.02 % where wide floats were counted in buckets.
+    `numpy.quantile`; it is known to 0.02 % where wide floats were counted in buckets, to 0.2 % in a condensed histogram.
     """
     histogram = values if isinstance(values, Histogram) else count(values)
     n = histogram.n
