@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dynscope.checkpoints.checkpoint import Tensor
 from dynscope.checkpoints.place import Place
 from dynscope.checkpoints.safetensors_file import dtype_of
-from dynscope.checkpoints.torch_file import as_array
+from dynscope.checkpoints.torch_file import as_array, outline, with_values
 from dynscope.errors import InputError
 
 METADATA = ".metadata"
@@ -73,10 +73,14 @@ class Distributed:
                 dtype = str(one.properties.dtype).removeprefix("torch.")
                 shape = tuple(int(size) for size in one.size)
                 found = [_piece(metadata, name, chunk) for chunk in one.chunks]
-                if sum(prod(piece.sizes) for piece in found) != prod(shape):
+                itemsize = dtype_of(dtype).itemsize
+                if not _make_up(found, shape):
                     unreadable.append((name, "its pieces do not make up the whole tensor"))
                     continue
-                nbytes = prod(shape) * dtype_of(dtype).itemsize
+                if any(piece.length < prod(piece.sizes) * itemsize for piece in found):
+                    unreadable.append((name, "fewer bytes are stored than its shape takes"))
+                    continue
+                nbytes = prod(shape) * itemsize
                 tensors.append(Tensor(name, shape, dtype, nbytes))
                 pieces[name] = tuple(found)
         except (AttributeError, TypeError, ValueError, KeyError) as error:
@@ -91,34 +95,33 @@ class Distributed:
 
     def read(self, name: str) -> NDArray[Any]:
         one = next(tensor for tensor in self.tensors if tensor.name == name)
+        pieces = self.pieces[name]
+        if len(pieces) == 1:
+            return self._part(name, pieces[0], one)
         whole = np.empty(one.shape, dtype_of(one.dtype))
-        for piece in self.pieces[name]:
-            part = self._part(name, piece)
-            where = tuple(
-                slice(begin, begin + size)
-                for begin, size in zip(piece.offsets, piece.sizes, strict=True)
-            )
-            if (
-                part.shape != piece.sizes
-                or part.dtype != whole.dtype
-                or whole[where].shape != part.shape
-            ):
-                raise _bad(self.place, f"a piece of {name} is not what the metadata says")
-            whole[where] = part
+        for piece in pieces:
+            where = (slice(a, a + n) for a, n in zip(piece.offsets, piece.sizes, strict=True))
+            whole[tuple(where)] = self._part(name, piece, one)
         return whole
 
-    def _part(self, name: str, piece: _Piece) -> NDArray[Any]:
+    def _part(self, name: str, piece: _Piece, one: Tensor) -> NDArray[Any]:
         import torch
 
         file = self.place.child(piece.file)
         raw = file.read(piece.start, piece.start + piece.length)
         try:
-            return as_array(
-                torch.load(io.BytesIO(raw.tobytes()), weights_only=True, map_location="cpu")
-            )
+            if raw[:4].tobytes() == b"PK\x03\x04":
+                tensor = with_values(outline(_Memory(raw)), lambda start, stop: raw[start:stop])
+            else:
+                old: Any = _Memory(raw)
+                tensor = torch.load(old, weights_only=True, map_location="cpu")
+            part = as_array(tensor)
         except Exception as error:
             first = (str(error) or type(error).__name__).splitlines()[0][:120]
             raise _bad(file, f"the piece of {name}: {first}") from None
+        if part.shape != piece.sizes or part.dtype != dtype_of(one.dtype):
+            raise _bad(self.place, f"a piece of {name} is not what the metadata says")
+        return part
 
     def close(self) -> None:
         """Nothing stays open."""
@@ -128,6 +131,32 @@ def _bad(place: Place, what: str) -> InputError:
     return InputError(
         f"{place}: no sound torch.distributed checkpoint: {what[:160]}; save it again"
     )
+
+
+class _Memory(io.RawIOBase):
+    """Bytes of an array as a file, without a copy."""
+
+    def __init__(self, raw: NDArray[np.uint8]) -> None:
+        self._raw, self._at = raw, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + (0, self._at, len(self._raw))[whence]
+        return self._at
+
+    def readinto(self, into: Any) -> int:
+        found = self._raw[self._at : self._at + len(into)]
+        memoryview(into).cast("B")[: len(found)] = found.data
+        self._at += len(found)
+        return len(found)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -175,6 +204,21 @@ def _piece(metadata: Any, name: str, chunk: Any) -> _Piece:
         raise ValueError(f"{name} is stored compressed, by {stored.transform_descriptors}")
     sizes = tuple(int(one) for one in chunk.sizes)
     return _Piece(offsets, sizes, stored.relative_path, int(stored.offset), int(stored.length))
+
+
+def _make_up(pieces: list[_Piece], shape: tuple[int, ...]) -> bool:
+    """Whether pieces fill a tensor and no two lie over each other."""
+    if sum(prod(one.sizes) for one in pieces) != prod(shape):
+        return False
+    start = np.array([one.offsets for one in pieces]).reshape(len(pieces), len(shape))
+    stop = start + np.array([one.sizes for one in pieces]).reshape(start.shape)
+    if (start < 0).any() or (stop > np.array(shape)).any():
+        return False
+    for i in range(len(pieces)):
+        over = (start[i] < stop[i + 1 :]).all(1) & (start[i + 1 :] < stop[i]).all(1)
+        if over.any():
+            return False
+    return True
 
 
 def _prefix(names: list[str]) -> str:

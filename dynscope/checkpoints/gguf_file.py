@@ -1,11 +1,11 @@
 """GGUF, the files of llama.cpp: their matrices are mostly quantized, and read as what they stand for."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from dynscope.checkpoints.safetensors_file import refuse_other_content
 from dynscope.errors import InputError
 
 _PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
+_AT_ONCE = 1 << 22  # bytes that are dequantized at a time
 _LONGEST = 64  # elements of a metadata list that are kept; vocabularies are longer
 
 
@@ -44,15 +45,19 @@ class GgufFile:
         from gguf.quants import dequantize
 
         one = next(tensor for tensor in _reader(self.place).tensors if tensor.name == name)
-        shape, data = _shape(one), one.data
-        if self.place.is_remote:  # of which only the header is here
-            start = int(one.data_offset)
-            raw = self.place.read(start, start + int(one.n_bytes))
-            data = raw.view(data.dtype).reshape(data.shape)
+        start, stored = int(one.data_offset), one.data
+        raw = self.place.read(start, start + int(one.n_bytes))
+        data = raw.view(stored.dtype).reshape(stored.shape)
+        shape = _shape(one)
         try:
             if one.tensor_type.name in ("F32", "F16", "F64"):
                 return np.asarray(data).reshape(shape)
-            return np.asarray(dequantize(data, one.tensor_type)).reshape(shape)
+            rows = data.reshape(-1, data.shape[-1])
+            some = max(1, _AT_ONCE // rows.shape[-1])
+            found = np.empty((len(rows), shape[-1]), np.float32)
+            for i in range(0, len(rows), some):
+                found[i : i + some] = dequantize(rows[i : i + some], one.tensor_type)
+            return found.reshape(shape)
         except Exception as error:
             raise InputError(
                 f"{self.place}: {name} is stored as {one.tensor_type.name}, which could not be read "
@@ -65,6 +70,11 @@ class GgufFile:
 
 
 def _reader(place: Place) -> Any:
+    return _opened(place, 0 if place.is_remote else place.local().stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=1)
+def _opened(place: Place, changed: int) -> Any:
     try:
         from gguf import GGUFReader
     except ImportError:
@@ -76,23 +86,19 @@ def _reader(place: Place) -> Any:
     if start[:4] != b"GGUF":
         raise InputError(f"{place}: does not begin as a GGUF file does; fetch it again")
     try:
-        path = _header_of(place) if place.is_remote else place.local()
-        return _opened(GGUFReader, path, path.stat().st_mtime_ns)
+        with place.open() as file:
+            length = header_length(file, place.size)
+        return GGUFReader(_header_of(place, length) if place.is_remote else place.local())
     except InputError:
         raise
     except Exception as error:  # a damaged file can end in any exception
         raise _bad(place, error) from None
 
 
-def _header_of(place: Place) -> Path:
+def _header_of(place: Place, length: int) -> Path:
     """A file on this machine as long as the remote one, with nothing of it but its header."""
     target = place.copy.with_suffix(".header")
     if not target.exists():
-        try:
-            with place.open() as remote:
-                length = header_length(remote)
-        except ValueError:
-            return place.local()  # of the first version, or damaged: gguf says what is wrong
         part = target.with_suffix(".part")
         with part.open("wb") as file:
             file.write(place.read(0, length).tobytes())
@@ -103,56 +109,56 @@ def _header_of(place: Place) -> Path:
 
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _STRING, _LIST = 8, 9
-_LARGEST_HEADER = 1 << 30
+_MOST_VALUES = 1 << 24  # in the lists of a header: ten times the longest vocabulary
 
 
-def header_length(file: BinaryIO) -> int:
-    """How many bytes come before the tensors' own.
+def header_length(file: BinaryIO, size: int) -> int:
+    """How many bytes of a file of this size come before its tensors.
 
-    Raises ValueError where it is no header of GGUF (versions 2 and 3, little-endian).
+    Raises ValueError where that is no header of GGUF, or one that its reader would never be done with.
     """
+    if file.read(4) != b"GGUF":
+        raise ValueError("it begins otherwise")
+    raw = file.read(4)
+    order: Literal["little", "big"] = "little" if raw[:2] != bytes(2) else "big"
+    values = 0
 
-    def number(size: int) -> int:
-        raw = file.read(size)
-        if len(raw) != size:
+    def number(bytes_: int) -> int:
+        raw = file.read(bytes_)
+        if len(raw) != bytes_:
             raise ValueError("its header is cut off")
-        return int.from_bytes(raw, "little")
+        return int.from_bytes(raw, order)
 
-    def skip(size: int) -> None:
-        if file.tell() + size > _LARGEST_HEADER:
-            raise ValueError("its header claims more than a gigabyte")
-        file.seek(size, 1)
+    def skip(bytes_: int) -> None:
+        if file.tell() + bytes_ > size:
+            raise ValueError("its header claims more than the file has")
+        file.seek(bytes_, 1)
 
-    def skip_value(kind: int, depth: int = 0) -> None:
+    def skip_value(kind: int, depth: int) -> None:
+        nonlocal values
         if kind == _STRING:
             skip(number(8))
         elif kind == _LIST and depth < 8:
             inner, count = number(4), number(8)
-            if inner in _SIZES:
-                skip(count * _SIZES[inner])
-            else:
-                for _ in range(count):
-                    skip_value(inner, depth + 1)
+            values += count
+            if values > _MOST_VALUES:
+                raise ValueError(f"its header claims lists of {values:,} values")
+            for _ in range(0 if inner in _SIZES else count):
+                skip_value(inner, depth + 1)
+            skip(count * _SIZES.get(inner, 0))
         elif kind in _SIZES:
             skip(_SIZES[kind])
         else:
             raise ValueError(f"its header has a value of type {kind}")
 
-    if file.read(4) != b"GGUF" or number(4) not in (2, 3):
-        raise ValueError("it is not of version 2 or 3")
     tensors, fields = number(8), number(8)
     for _ in range(fields):
         skip(number(8))
-        skip_value(number(4))
+        skip_value(number(4), 0)
     for _ in range(tensors):
         skip(number(8))
         skip(8 * number(4) + 4 + 8)
     return file.tell()
-
-
-@lru_cache(maxsize=1)
-def _opened(reader: Callable[[Path], Any], path: Path, changed: int) -> Any:
-    return reader(path)
 
 
 def _bad(place: Place, error: Exception) -> InputError:

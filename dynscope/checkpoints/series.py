@@ -11,8 +11,12 @@ from dynscope.checkpoints.place import Place
 from dynscope.errors import InputError
 
 _WORD = r"(?:global[_-]?step|step|steps|iter|iteration|checkpoint|ckpt|update|epoch)"
-_NUMBER = re.compile(rf"(?:^|[^a-z]){_WORD}[=_-]?(\d+)(?=$|[^\d])", re.IGNORECASE)
+_NUMBER = re.compile(
+    rf"(?:^|[^a-z]){_WORD}[=_-]?(\d+)((?:e\d|[km])(?=$|[^a-z\d]))?(?=$|[^\d])", re.IGNORECASE
+)
 _BARE = re.compile(r"^(\d+)(?=$|\.\D)|(?<=[_-])(\d{3,})(?=$|\.\D)")  # not llama-3
+
+_UNITS = {"k": 1000, "m": 1_000_000}
 
 
 def series(paths: Sequence[str], allow: Sequence[str] = ()) -> list[Checkpoint]:
@@ -22,11 +26,21 @@ def series(paths: Sequence[str], allow: Sequence[str] = ()) -> list[Checkpoint]:
     the checkpoints of a series: ``step1000/ step2000/``, ``model-step=100.ckpt``. The step is that of
     the name, else what the checkpoint itself says. ``allow`` names classes that a pickle may have.
 
-    Raises `InputError` where there is none, nothing of one can be read, or two have the same step.
+    One of several that cannot be read is left out, and named in ``unreadable`` of the first.
+
+    Raises `InputError` where there is none, none can be read, or two have the same step.
     """
     places = [place for path in paths for place in _expanded(Place(path))]
-    unique = list(dict.fromkeys(places))
-    found = [_with_step(place, opened(place, _names(place), tuple(allow))) for place in unique]
+    found, failed = [], []
+    for place in dict.fromkeys(places):
+        try:
+            found.append(_with_step(place, opened(place, _names(place), tuple(allow))))
+        except InputError as error:
+            failed.append((place.name, str(error), error))
+    if not found:
+        raise failed[0][2]
+    lost = tuple((name, reason) for name, reason, _ in failed)
+    found[0] = replace(found[0], unreadable=(*found[0].unreadable, *lost))
     steps = [one.step for one in found]
     if None in steps:
         return found
@@ -44,7 +58,9 @@ def step_of(name: str) -> int | None:
     """The step that the name of a file or folder tells: the last number after a word for it."""
     told = _NUMBER.findall(name)
     if told:
-        return int(told[-1])
+        number, unit = told[-1]
+        factor = 10 ** int(unit[1:]) if unit[:1] in "eE" and unit else _UNITS.get(unit.lower(), 1)
+        return int(number) * factor
     bare = None if PART.match(name) else _BARE.search(name)
     return int(bare.group(1) or bare.group(2)) if bare else None
 
@@ -80,6 +96,12 @@ def _expanded(place: Place) -> Iterator[Place]:
     if METADATA in names or any(index in names for index in INDEXES) or weight_files(names):
         yield place
         return
+    parts = [name for name in names if re.fullmatch(r"consolidated\.\d\d\.pth", name)]
+    if len(parts) > 1:
+        raise InputError(
+            f"{place}: holds a model cut into {len(parts)} tensor-parallel parts ({parts[0]} and so "
+            "on), each with a slice of every tensor: convert it to safetensors first"
+        )
     inside = [name for name in names if step_of(name) is not None]
     members = [place.child(name) for name in inside if is_tensor_file(name)]
     members += [child for name in inside if (child := place.child(name)).is_folder()]

@@ -1,8 +1,10 @@
 """Files of `torch.save`: the model's tensors among whatever was saved, without running its code."""
 
 import re
+import sys
+import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -27,8 +29,12 @@ _MODELS = (
     "params",
 )
 _OTHERS = re.compile(r"optim|sched|scaler|rng|ema_optim|callbacks|loops|random", re.IGNORECASE)
-_STEPS = ("global_step", "step", "iteration", "iter", "steps", "num_updates")
+_STEPS = ("global_step", "step", "iteration", "iter", "iter_num", "steps", "num_updates")
 _RUNS_CODE = "wants to run code"
+_NEVER = re.compile(
+    r"^(os|posix|nt|pty|sys|builtins|subprocess|shutil|socket|runpy|importlib)\b|^\w+$"
+)
+_EXPANDED = 1 << 26  # bytes that a tensor may take which stands for fewer stored ones
 _LARGEST_PICKLE = 1 << 30
 _LARGEST_LEGACY = 8 << 30
 
@@ -64,8 +70,13 @@ class TorchFile:
     def read(self, name: str) -> NDArray[Any]:
         if self._loaded is None:
             self._loaded = _model(_load(self.place, self.allow))
-        tensor = self._loaded[name]
-        return as_array(tensor if _place_in_file(tensor) is None else _fetched(self.place, tensor))
+        try:
+            return as_array(with_values(self._loaded[name], self.place.read))
+        except InputError:
+            raise
+        except Exception as error:  # a damaged file can end in any exception
+            first = (str(error) or type(error).__name__).splitlines()[0][:160]
+            raise InputError(f"{self.place}: {name} could not be read ({first})") from None
 
     def close(self) -> None:
         self._loaded = None
@@ -92,6 +103,9 @@ def why_unreadable(tensor: Any) -> str:
 
     if tensor.layout != torch.strided:
         return "sparse or packed layout"
+    nbytes = tensor.numel() * tensor.itemsize
+    if 0 in tensor.stride() and nbytes > max(_EXPANDED, tensor.untyped_storage().nbytes()):
+        return f"repeats what is stored to {nbytes:,} bytes"
     if tensor.is_quantized or tensor.is_complex():
         return "stored as integers, quantised or complex"
     return "no values (meta device)" if tensor.is_meta else ""
@@ -106,6 +120,11 @@ def _load(place: Place, allow: tuple[str, ...]) -> Any:
     start = place.read(0, min(64, place.size)).tobytes()
     refuse_other_content(place, start)
     archive = start.startswith(b"PK\x03\x04")
+    if not start.startswith((b"PK", b"\x80")):
+        raise InputError(
+            f"{place}: is no sound file of torch.save (it begins neither as a zip archive nor as a "
+            "pickle); fetch or save it again"
+        )
     if archive:
         _refuse_bomb(place)
     elif place.size > _LARGEST_LEGACY:
@@ -114,13 +133,13 @@ def _load(place: Place, allow: tuple[str, ...]) -> Any:
             "bytes: load and save it with a torch newer than 1.6"
         )
     with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings(action="ignore"))
         if allow:
             trusted = [_named(name) for name in allow]
             stack.enter_context(torch.serialization.safe_globals(trusted))
-        if archive and place.is_remote:
-            found = _load_outline(place)
-            if found is not None:
-                return found
+        found = _load_outline(place) if archive else None
+        if found is not None:
+            return found
         path = place.local()
         try:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=archive)
@@ -134,12 +153,9 @@ def _load_outline(place: Place) -> Any:
     None where torch cannot do that: before 2.7, or for a server without ranges. Raises `InputError`
     for what needs code of its own.
     """
-    from torch import load
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     try:
-        with FakeTensorMode(), place.open() as file:
-            saved = load(file, map_location="cpu", weights_only=True)
+        with place.open() as file:
+            saved = outline(file)
     except Exception as error:
         refusal = _refusal(place, error)
         if _RUNS_CODE in str(refusal):
@@ -149,8 +165,22 @@ def _load_outline(place: Place) -> Any:
     return None if any(_place_in_file(one) is None for one in readable) else saved
 
 
+def outline(file: Any) -> Any:
+    """What `torch.save` wrote, without the values of its tensors."""
+    from torch import load
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with zipfile.ZipFile(file) as archive:
+        orders = [name for name in archive.namelist() if name.endswith("/byteorder")]
+        if any(archive.read(name) != sys.byteorder.encode() for name in orders):
+            raise ValueError("its bytes are in the other order")
+    file.seek(0)
+    with FakeTensorMode():
+        return load(file, map_location="cpu", weights_only=True)
+
+
 def _place_in_file(tensor: Any) -> int | None:
-    """The byte at which the storage of a tensor begins that has no values here."""
+    """The byte of its file at which the storage begins of a tensor that has no values here."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     if not isinstance(tensor, FakeTensor):
@@ -159,17 +189,20 @@ def _place_in_file(tensor: Any) -> int | None:
     return found
 
 
-def _fetched(place: Place, tensor: Any) -> Any:
-    """The tensor with its values, and nothing else of its file."""
+def with_values(tensor: Any, read: Callable[[int, int], NDArray[np.uint8]]) -> Any:
+    """A tensor of `outline` with its values: ``read`` gives bytes of its file, from one to another."""
     import torch
 
     size, strides = tuple(tensor.shape), tensor.stride()
-    if not tensor.numel():
-        return torch.empty(size, dtype=tensor.dtype)
+    start = _place_in_file(tensor)
+    if start is None or not tensor.numel():
+        return tensor if start is None else torch.empty(size, dtype=tensor.dtype)
     length = 1 + sum((n - 1) * stride for n, stride in zip(size, strides, strict=True))
-    first = _place_in_file(tensor) + tensor.storage_offset() * tensor.itemsize
-    raw = place.read(first, first + length * tensor.itemsize)
-    return torch.from_numpy(raw.copy()).view(tensor.dtype).as_strided(size, strides)
+    first = start + tensor.storage_offset() * tensor.itemsize
+    raw = read(first, first + length * tensor.itemsize)
+    if raw.ctypes.data % tensor.itemsize or not raw.flags.writeable:
+        raw = raw.copy()
+    return torch.from_numpy(raw).view(tensor.dtype).as_strided(size, strides)
 
 
 def _refusal(place: Place, error: Exception) -> InputError:
@@ -178,11 +211,13 @@ def _refusal(place: Place, error: Exception) -> InputError:
     )
     name = next((one for one in wanted.groups() if one), "") if wanted else ""
     if name:
+        trusted = f", or, if you trust that class, allow it by name: --allow {name}"
         return InputError(
             f"{place}: {_RUNS_CODE}, {name}, and was not opened: save the tensors alone (as "
-            f"safetensors), or, if you trust that class, allow it by name: --allow {name}"
+            f"safetensors){trusted * (not _NEVER.search(name))}"
         )
-    first = (str(error) or type(error).__name__).splitlines()[0][:160]
+    told = re.search(r"WeightsUnpickler error:\s*([^\n]+)", str(error))
+    first = (told.group(1) if told else str(error) or type(error).__name__).splitlines()[0][:160]
     return InputError(f"{place}: is no sound file of torch.save ({first}); fetch or save it again")
 
 
@@ -229,20 +264,26 @@ def _model(saved: Any) -> dict[str, Any]:
 
 
 def _find(saved: Any, levels: int) -> dict[str, Any]:
-    """The mapping of names to tensors that is the model, whatever it is wrapped in."""
+    """The mapping of names to tensors that is the model, whatever it is wrapped in.
+
+    What has the name of a model comes before tensors beside it, a best loss or a random state.
+    """
     if not isinstance(saved, Mapping) or levels < 0:
         return {}
     own = dict(_tensors(saved))
-    if own:
-        return own
     inner = {str(key): value for key, value in saved.items() if isinstance(value, Mapping)}
-    order = sorted(inner, key=lambda key: _MODELS.index(key) if key in _MODELS else len(_MODELS))
-    for key in order:
+    for key in sorted(inner.keys() & set(_MODELS), key=_MODELS.index):
+        found = _find(inner[key], levels - 1)
+        if found:
+            return _without(found, "model.") if key == "state_dict" else found
+    if any(one.ndim > 1 for one in own.values()):
+        return own
+    for key in inner.keys() - set(_MODELS):
         if not _OTHERS.search(key):
             found = _find(inner[key], levels - 1)
-            if found:
-                return _without(found, "model.") if key == "state_dict" else found
-    return {}
+            if any(one.ndim > 1 for one in found.values()):
+                return found
+    return own
 
 
 def _tensors(saved: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:

@@ -75,15 +75,15 @@ def weigh(task: Task) -> Weighed:
     together: dict[str, weibull.Histogram] = {}
     for wanted in task.wanted:
         try:
-            array = task.source.read(wanted.stored)
-        except (InputError, OSError) as error:
-            found.rows |= {name: Row(UNREAD, str(error)) for name in _names(wanted)}
-            continue
-        for name, matrix in _matrices(wanted, array):
-            histogram = count_for(matrix, task.method, task.trim)
-            found.rows[name] = _row(histogram, matrix.ndim, task.method, task.trim)
-            if (pool := wanted.pools.get(name)) is not None:
-                together[pool] = _merged(together.get(pool), histogram)
+            for name, matrix in _matrices(wanted, task.source.read(wanted.stored)):
+                histogram = count_for(matrix, task.method, task.trim)
+                found.rows[name] = _row(histogram, matrix.ndim, task.method, task.trim)
+                if (pool := wanted.pools.get(name)) is not None:
+                    together[pool] = _merged(together.get(pool), histogram)
+        except Exception as error:  # one tensor does not cost the others
+            reason = str(error) if isinstance(error, InputError) else _told(error)
+            lost = (name for name in _names(wanted) if name not in found.rows)
+            found.rows |= {name: Row(UNREAD, reason) for name in lost}
     found.pools = {name: one.condensed().to_bytes() for name, one in together.items()}
     return found
 
@@ -98,6 +98,10 @@ def pooled(counts: Iterable[tuple[str, bytes]], method: str, trim: str) -> dict[
 
 def _merged(known: weibull.Histogram | None, more: weibull.Histogram) -> weibull.Histogram:
     return more if known is None else known + more
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error)[:160]}".splitlines()[0]
 
 
 def _names(wanted: Wanted) -> Iterator[str]:

@@ -6,6 +6,7 @@ import os
 import pickle
 import struct
 import tracemalloc
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -108,7 +109,7 @@ class Hostile:
         return (os.mkdir, (str(self.path),))
 
 
-@pytest.mark.parametrize("form", ["zip", "old", "bare pickle", "distributed"])
+@pytest.mark.parametrize("form", ["zip", "old", "bare pickle", "new pickle", "distributed"])
 def test_code_in_a_pickle_is_never_run(tmp_path: Path, form: str) -> None:
     trace, path = tmp_path / "trace", tmp_path / "model.pt"
     content = {"w": torch.ones(3), "x": Hostile(trace)}
@@ -118,11 +119,18 @@ def test_code_in_a_pickle_is_never_run(tmp_path: Path, form: str) -> None:
         with pytest.raises(InputError, match=r"\.metadata: no sound .* wants \w+\.mkdir"):
             series([str(tmp_path)])
     else:
-        if form == "bare pickle":
-            path.write_bytes(pickle.dumps(Hostile(trace), protocol=2))
+        if form.endswith("pickle"):
+            protocol = 2 if form == "bare pickle" else 4
+            path.write_bytes(pickle.dumps(Hostile(trace), protocol=protocol))
         else:
             torch.save(content, path, _use_new_zipfile_serialization=form == "zip")
-        refused(path, "wants to run code, posix.mkdir, and was not opened")
+        with warnings.catch_warnings(action="error"):
+            line = refused(path)
+        if form == "new pickle":
+            assert "no sound file of torch.save (Unsupported operand" in line
+        else:
+            assert "wants to run code, posix.mkdir, and was not opened" in line
+        assert "--allow" not in line  # nobody should be led to trust that
     assert not trace.exists()
 
 
@@ -148,6 +156,24 @@ OTHERS: dict[str, tuple[str, bytes, str]] = {
     "empty gguf": ("m.gguf", b"", "does not begin"),
     "gguf magic only": ("m.gguf", b"GGUF", "no sound GGUF"),
     "gguf of a bad version": ("m.gguf", b"GGUF" + struct.pack("<IQQ", 99, 1, 1), "no sound GGUF"),
+    "gguf with a list without end": (
+        "m.gguf",
+        b"GGUF"
+        + struct.pack("<IQQQ", 3, 0, 1, 1)
+        + b"a"
+        + struct.pack("<IIQ", 9, 0, 2**40)
+        + bytes(100_000),
+        "lists of 1,099,511,627,776 values",
+    ),
+    "gguf with a list of lists": (
+        "m.gguf",
+        b"GGUF"
+        + struct.pack("<IQQQ", 3, 0, 1, 1)
+        + b"a"
+        + struct.pack("<IIQ", 9, 9, 2**20)
+        + struct.pack("<IQ", 0, 2**20) * 30,
+        "more than the file has",
+    ),
     "gguf with a huge count": (
         "m.gguf",
         b"GGUF" + struct.pack("<IQQ", 3, 2**62, 2**62),
@@ -166,6 +192,63 @@ def test_other_bad_files_are_one_clear_line(tmp_path: Path, case: str) -> None:
     if case == "a list":
         torch.save([torch.ones(3)], path)
     refused(path, match)
+
+
+def test_a_tensor_that_repeats_what_is_stored_is_told_and_not_unfolded(tmp_path: Path) -> None:
+    few, bomb = torch.ones(1, 64).expand(128, 64), torch.zeros(1).expand(2_000_000_000, 1000)
+    torch.save({"w": torch.ones(8, 8), "few": few, "bomb": bomb}, tmp_path / "model.pt")
+    (one,) = series([str(tmp_path / "model.pt")])
+    assert [tensor.name for tensor in one.tensors] == ["w", "few"]
+    assert one.read("few").shape == (128, 64)
+    assert one.unreadable == (("bomb", "repeats what is stored to 8,000,000,000,000 bytes"),)
+
+
+def _distributed(folder: Path, tensors: dict[str, torch.Tensor]) -> Path:
+    import torch.distributed.checkpoint as dcp
+
+    with warnings.catch_warnings(action="ignore"):
+        dcp.save(tensors, checkpoint_id=folder, no_dist=True)  # type: ignore[attr-defined]
+    return folder
+
+
+def test_distributed_metadata_that_claims_too_much_is_told(tmp_path: Path) -> None:
+    folder = _distributed(tmp_path / "m", {"w": torch.ones(30, 20), "v": torch.ones(8, 5)})
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    claims = metadata.state_dict_metadata["w"]
+    claims.size = torch.Size([10**7, 10**6])
+    claims.chunks[0].sizes = claims.size
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    (one,) = series([str(folder)])
+    assert [tensor.name for tensor in one.tensors] == ["v"]
+    assert one.unreadable == (("w", "fewer bytes are stored than its shape takes"),)
+
+
+def test_distributed_pieces_that_lie_over_each_other_are_told(tmp_path: Path) -> None:
+    folder = _distributed(tmp_path / "m", {"w": torch.ones(30, 20), "v": torch.ones(8, 5)})
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    chunk = metadata.state_dict_metadata["w"].chunks[0]
+    chunk.sizes = torch.Size([15, 20])
+    metadata.state_dict_metadata["w"].chunks.append(chunk)
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    (one,) = series([str(folder)])
+    assert one.unreadable == (("w", "its pieces do not make up the whole tensor"),)
+
+
+def test_one_bad_checkpoint_of_a_series_costs_only_itself(tmp_path: Path) -> None:
+    for step, length in ((100, None), (200, 5000), (300, None)):
+        (tmp_path / f"step{step}").mkdir()
+        (tmp_path / f"step{step}" / "model.safetensors").write_bytes(
+            safetensors(HEADER, length=length)
+        )
+    found = series([str(tmp_path)])
+    assert [one.step for one in found] == [100, 300]
+    ((name, reason),) = found[0].unreadable
+    assert name == "step200" and "claims 5,000 bytes" in reason
+    (tmp_path / "run").mkdir()
+    for i in range(2):
+        (tmp_path / "run" / f"consolidated.0{i}.pth").write_bytes(b"")
+    with pytest.raises(InputError, match="cut into 2 tensor-parallel parts"):
+        series([str(tmp_path / "run")])
 
 
 def test_what_is_no_checkpoint_at_all_says_what_was_expected(tmp_path: Path) -> None:
@@ -263,6 +346,30 @@ def fuzz(name: str, folder: Path, edits: list[tuple[int, bytes]], cut: int) -> N
     survive(path)
 
 
+def fuzz_folder(name: str, folder: Path, edits: list[tuple[int, bytes]], cut: int) -> None:
+    file, make = FOLDERS[name]
+    place, sound = folder / "m", folder / "sound"
+    if not sound.exists():
+        place.mkdir()
+        make(place)
+        sound.write_bytes((place / file).read_bytes())
+    (place / file).write_bytes(mutate(sound.read_bytes(), edits, cut))
+    survive(place)
+
+
+def _index(folder: Path) -> None:
+    (folder / "a.safetensors").write_bytes(safetensors(HEADER))
+    names = dict.fromkeys(HEADER, "a.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+
+
+FOLDERS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "metadata": (".metadata", lambda f: _distributed(f, {"w": torch.ones(6, 4), "b": torch.ones(3)})),
+    "piece": ("__0_0.distcp", lambda f: _distributed(f, {"w": torch.ones(6, 4), "b": torch.ones(3)})),
+    "index": ("model.safetensors.index.json", _index),
+}  # fmt: skip
+
+
 QUICK = settings(
     deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -279,6 +386,27 @@ def test_a_mutated_file_is_read_or_refused(
     tmp_path: Path, name: str, edits: list[tuple[int, bytes]], cut: int
 ) -> None:
     fuzz(name, tmp_path, edits, cut)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", FOLDERS)
+@QUICK
+@given(edits=EDITS, cut=st.one_of(st.just(0), st.integers(0, 5000)))
+def test_a_folder_with_a_mutated_file_is_read_or_refused(
+    tmp_path: Path, name: str, edits: list[tuple[int, bytes]], cut: int
+) -> None:
+    fuzz_folder(name, tmp_path, edits, cut)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", FOLDERS)
+@LONG
+@given(edits=EDITS, cut=st.one_of(st.just(0), st.integers(0, 5000)))
+def test_thousands_of_mutated_folders_are_read_or_refused(
+    tmp_path: Path, name: str, edits: list[tuple[int, bytes]], cut: int
+) -> None:
+    fuzz_folder(name, tmp_path, edits, cut)
 
 
 @pytest.mark.slow

@@ -312,6 +312,24 @@ def test_what_two_processes_saved_is_put_together(tmp_path: Path) -> None:
 def test_the_header_of_a_gguf_file_ends_where_gguf_says() -> None:
     (path,) = packaged.folder(packaged.SMOLLM2).rglob("*.gguf")
     with path.open("rb") as file:
-        length = header_length(file)
+        length = header_length(file, path.stat().st_size)
     data = min(int(one.data_offset) for one in gguf.GGUFReader(path).tensors)
     assert data - 32 < length <= data
+
+
+@pytest.mark.parametrize("key", ["model", "state_dict", "net"])
+def test_the_model_is_found_beside_tensors_of_its_trainer(tmp_path: Path, key: str) -> None:
+    beside = {"best_val_loss": torch.tensor(1.5), "loss": torch.ones(1), "iter_num": 40,
+              "rng_state": torch.get_rng_state(), "ema_decay": torch.ones(3, 3)}  # fmt: skip
+    torch.save({**beside, key: weights(), "optimizer": {"state": {}}}, tmp_path / "ckpt.pt")
+    (one,) = series([str(tmp_path / "ckpt.pt")])
+    check(one, weights())
+    assert one.step == 40
+    torch.save({"best": torch.tensor(1.5), "generator": weights()}, tmp_path / "gan.pt")
+    check(series([str(tmp_path / "gan.pt")])[0], weights())
+
+
+def test_a_step_may_be_written_with_a_unit() -> None:
+    named = {"step1k": 1000, "step_1e3": 1000, "step20K-final": 20_000, "ckpt-2m.pt": 2_000_000}
+    named |= {"step1000ema": 1000, "step7kinds": 7, "epoch=3-step=1200.ckpt": 1200}
+    assert {name: step_of(name) for name in named} == named
