@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from math import isfinite, isnan, nan
+from math import inf, isfinite, isnan, nan
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dynscope.published import Neighbour, nearest
 from dynscope.run import Run
 from dynscope.site import Parameter, pools, undivided
-from dynscope.verdicts import BAND, Verdict, verdict
+from dynscope.verdicts import BAND, Verdict, bands_hold, verdict, weight_class
 
 Floats = NDArray[np.floating]
 
@@ -24,21 +24,24 @@ POOLED_ROLES = (
 
 @dataclass(frozen=True)
 class RoleWeights:
-    """All matrices of one role and stack at one step.
+    """All matrices of one role and stack at one step; ``weight_class`` is "transmission", "selection" or "".
 
     ``k``, ``k_stderr``, ``lam`` and ``r2`` are of all weights together, NaN where the run holds no
     pooled fit; ``median_k`` and ``median_lam`` are medians of the matrices' own, ``median_stderr`` is
     the standard error of the median k by the matrices' scatter. ``below`` counts the matrices whose k
-    is below the band, ``clearly`` are the depths of those below by more than 1.96 standard errors. The
+    is below the band, ``clearly`` are the depths of those below by more than 1.96 standard errors;
+    ``protocol`` is how all were fitted: by another than the middle 80 % nothing is below a band. The
     verdict is read from the median, which is what the paper's bands are of; all weights together count
     as behind it.
     """
 
     step: int
     role: str
+    weight_class: str
     stack: int
     matrices: int
     weights: int
+    protocol: str
     k: float
     k_stderr: float
     lam: float
@@ -98,6 +101,8 @@ def _rows(run: Run, step: int) -> Iterator[RoleWeights]:
     place = {parameter.name: i for i, parameter in enumerate(run.parameters)}
     together = {(p.role, p.stack): place[p.name] for p in pools(run.parameters)}
     quantized = str(run.metadata.settings.get("quantized", ""))
+    protocol = str(run.metadata.settings.get("weibull_method", ""))
+    band = BAND[0] if bands_hold(protocol) else -inf
     for (role, stack), members in {**matrices(run.parameters), **_merged(run.parameters)}.items():
         own = [place[p.name] for p in members]
         each = {name: column[own] for name, column in at.items()}
@@ -113,9 +118,11 @@ def _rows(run: Run, step: int) -> Iterator[RoleWeights]:
         yield RoleWeights(
             step=step,
             role=role,
+            weight_class=weight_class(role),
             stack=stack,
             matrices=len(own),
             weights=sum(p.numel for p in members),
+            protocol=protocol,
             k=pooled["k"],
             k_stderr=pooled["k_standard_error"],
             lam=pooled["lambda"],
@@ -123,13 +130,13 @@ def _rows(run: Run, step: int) -> Iterator[RoleWeights]:
             median_k=median["k"],
             median_stderr=median["k_standard_error"],
             median_lam=median["lambda"],
-            below=int((each["k"] < BAND[0]).sum()),
+            below=int((each["k"] < band).sum()),
             clearly=tuple(
                 one.depth
                 for one, high in zip(
                     members, each["k"] + 1.96 * each["k_standard_error"], strict=True
                 )
-                if high < BAND[0]
+                if high < band
             ),
             verdict=verdict(
                 role,
@@ -138,6 +145,7 @@ def _rows(run: Run, step: int) -> Iterator[RoleWeights]:
                 int(median["n"]),
                 median["r2"],
                 quantized,
+                protocol,
             ),
         )
 
@@ -149,7 +157,8 @@ def _error_of_median(k: Floats, errors: Floats) -> float:
     """
     known = np.isfinite(k)
     count = int(known.sum())
-    own = float(np.sqrt(np.nanmean(errors[known] ** 2)))
+    told = errors[known & np.isfinite(errors)]
+    own = float(np.sqrt(np.mean(told**2))) if len(told) else 0.0
     scatter = _OF_DEVIATION * float(np.median(np.abs(k[known] - np.median(k[known]))))
     error = _OF_MEDIAN * max(scatter, own) if count > 2 else own
     return float(error / count**0.5)
@@ -160,10 +169,14 @@ _OF_DEVIATION = 1.4826  # standard deviation of normal values, in units of their
 
 
 def neighbours(table: Iterable[RoleWeights]) -> tuple[Neighbour, ...]:
-    """Published models by their distance from the median k of each role (of the first stack)."""
+    """Published models by their distance from the median k of each role (of the first stack).
+
+    None where all is not fitted as the published figures are, to the middle 80 %.
+    """
     first: dict[str, RoleWeights] = {}
     for row in table:
-        first.setdefault(row.role, row)
+        if bands_hold(row.protocol):
+            first.setdefault(row.role, row)
     k = {role: row.median_k for role, row in first.items()}
     return nearest(k, {role: row.median_stderr for role, row in first.items()})
 
@@ -175,26 +188,38 @@ def lines(run: Run, table: Sequence[RoleWeights]) -> Iterator[str]:
         return
     steps = len(run.weight_steps)
     yield f"step {table[0].step:,}, the last of {steps:,}" if steps > 1 else "Weibull shape by role"
-    head = ("role", "matrices", "weights", "k of all", "", "median k", "", "below the band", "")
+    head = (
+        "role",
+        "class",
+        "matrices",
+        "weights",
+        "k of all",
+        "",
+        "median k",
+        "",
+        "below the band",
+        "",
+    )
     cells = [head]
     cells += [
         (
             f"{one.role} (stack {one.stack})" if one.stack else one.role,
+            one.weight_class,
             f"{one.matrices:,}",
             f"{one.weights:,}",
             f"{one.k:.4f}" if isfinite(one.k) else "",
             f"± {one.k_stderr:.4f}" if isfinite(one.k_stderr) else "",
             f"{one.median_k:.4f}",
             f"± {one.median_stderr:.4f}",
-            f"{one.below} of {one.matrices}",
+            f"{one.below} of {one.matrices}" if bands_hold(one.protocol) else "",
             one.verdict.word,
         )
         for one in table
     ]
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
     for row in cells:
-        middle = "  ".join(f"{cell:>{w}}" for cell, w in zip(row[1:-1], widths[1:-1], strict=True))
-        yield f"  {row[0]:{widths[0]}}  {middle}  {row[-1]}".rstrip()
+        middle = "  ".join(f"{cell:>{w}}" for cell, w in zip(row[2:-1], widths[2:-1], strict=True))
+        yield f"  {row[0]:{widths[0]}}  {row[1]:{widths[1]}}  {middle}  {row[-1]}".rstrip()
     notes: dict[str, list[str]] = {}
     for one in table:
         for note in one.verdict.note.split("; ") if one.verdict.note else ():
@@ -207,6 +232,7 @@ def lines(run: Run, table: Sequence[RoleWeights]) -> Iterator[str]:
 def _nearest_told(found: Sequence[Neighbour]) -> Iterator[str]:
     if found:
         yield ""
-        yield f"Nearest published models, by k over {', '.join(found[0].roles)}:"
+        yield "Nearest published models, by k:"
         for one in found[:3]:
-            yield f"  {one.model.name:12} {one.distance:.4f} ± {one.uncertainty:.4f}"
+            over = ", ".join(one.roles)
+            yield f"  {one.model.name:12} {one.distance:.4f} ± {one.uncertainty:.4f}  over {over}"

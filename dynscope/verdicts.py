@@ -46,8 +46,22 @@ def weight_class(role: str) -> str:
     return "transmission" if role in FFN_ROLES or role == "o" else ""
 
 
+def bands_hold(protocol: str) -> bool:
+    """Whether fits of this protocol (`dynscope.weibull.WeibullFit.protocol`) may be read against bands.
+
+    All that was published is of the middle 80 %: other parts of the same weights have another k.
+    """
+    return not protocol.endswith(("mid_90", "full_range"))
+
+
 def verdict(
-    role: str, k: float, k_stderr: float, n: int, r2: float, quantized: str = ""
+    role: str,
+    k: float,
+    k_stderr: float,
+    n: int,
+    r2: float,
+    quantized: str = "",
+    protocol: str = "",
 ) -> Verdict:
     """What a fit, or a fit pooled over layers, says of weights of this role.
 
@@ -59,6 +73,9 @@ def verdict(
     )
     if not isfinite(k):
         return Verdict("no fit", note)
+    if not bands_hold(protocol):
+        other = f"fitted by {protocol}, and all bands are of the middle 80 %"
+        return Verdict("not read", _and(other, note))
     if not r2 >= _R2:
         return Verdict("not Weibull", _and(f"R² below {_R2}: the shape means little", note))
     if n < ENOUGH:

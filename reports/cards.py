@@ -25,7 +25,7 @@ from dynscope.reports.summaries import (
     profile,
     without_twins,
 )
-from dynscope.verdicts import BAND
+from dynscope.verdicts import BAND, bands_hold
 
 HALF_NORMAL = 1.2054
 HEALTHY_UPDATE = 1e-3
@@ -173,6 +173,8 @@ def weibull_card(measured: Measured, metric: Metric) -> Card:
     made = metric_card(measured, metric)
     if metric.short != "weibull_k" or not made.charts:
         return made
+    if not bands_hold(str(measured.run.metadata.settings.get("weibull_method", ""))):
+        return replace(made, id="weibull-k", title="Shape k")
     level = [(HALF_NORMAL, f"half-normal {HALF_NORMAL}")]
     drawn = with_reference(made.charts[0], level, BAND)
     drawn = hold(drawn, (BAND[0] - 0.02, HALF_NORMAL + 0.02))

@@ -16,7 +16,7 @@ from dynscope.reports.pairing import Side
 from dynscope.reports.single import DEPTH_SECTIONS, MOST_ROWS
 from dynscope.reports.summaries import Profile, line, profile
 from dynscope.run import Run
-from dynscope.verdicts import BAND
+from dynscope.verdicts import BAND, bands_hold
 
 SAME = "No difference at any common layer and step."
 PROFILES = 0.55  # of the page's bytes; the rest is for differences
@@ -84,7 +84,8 @@ def metric_card(sides: Sequence[Side], metric: Metric, most: int, relative: bool
     if not profiles:
         return cards.card(metric, (), "No value was recorded in any run.")
     drawn = overlays.overlay_chart(profiles, metric, f"{identity}-profile", relative)
-    if metric.name == "weight/weibull_k":
+    methods = [str(side.measured.run.metadata.settings.get("weibull_method", "")) for side in having]
+    if metric.name == "weight/weibull_k" and all(map(bands_hold, methods)):
         drawn = with_reference(drawn, [(cards.HALF_NORMAL, "half-normal")], BAND)
     found = pairing.differences(sides, metric, most)
     heat = overlays.difference_chart(

@@ -15,7 +15,7 @@ from dynscope.reports.figures import layout, line_trace, training_chart
 from dynscope.reports.measured import Measured
 from dynscope.reports.summaries import line
 from dynscope.site import wholes
-from dynscope.verdicts import BAND, ENOUGH
+from dynscope.verdicts import BAND, ENOUGH, bands_hold
 
 SCALE_SOURCE = "Weibull weight magnitudes, arXiv 2605.18898"
 
@@ -71,16 +71,18 @@ def role_table(measured: Measured) -> Table | None:
     if not found:
         return None
     notes = dict.fromkeys(one.verdict.note for one in found if one.verdict.note)
-    head = ("role", "matrices", "weights", "k of all", "median k", "below the band", "verdict")
+    head = (
+        "role", "class", "matrices", "weights", "k of all", "median k", "below the band", "verdict",
+    )  # fmt: skip
     rows = tuple(
         (
             _role(one),
+            one.weight_class,
             words.integer(one.matrices),
             words.integer(one.weights),
             _with_error(one.k, one.k_stderr),
             _with_error(one.median_k, one.median_stderr),
-            f"{one.below} of {one.matrices}"
-            + f", {len(one.clearly)} clearly" * (len(one.clearly) != one.below),
+            _below(one),
             one.verdict.word,
         )
         for one in found
@@ -89,17 +91,24 @@ def role_table(measured: Measured) -> Table | None:
     return Table("Shape k by role", head, rows, remark)
 
 
+def _below(one: RoleWeights) -> str:
+    if not bands_hold(one.protocol):
+        return ""
+    clearly = f", {len(one.clearly)} clearly" * (len(one.clearly) != one.below)
+    return f"{one.below} of {one.matrices}{clearly}"
+
+
 def published_card(measured: Measured) -> Card | None:
     """The medians of this run, over those of the published models."""
     found = by_role(measured.run)
     near = neighbours(found)
     if not near:
         return None
-    told = [f"{one.model.name} ({one.distance:.4f} ± {one.uncertainty:.4f})" for one in near[:3]]
-    remark = (
-        f"Nearest, by root mean square difference over {', '.join(near[0].roles)}: "
-        f"{', '.join(told)}."
-    )
+    told = [
+        f"{one.model.name} ({one.distance:.4f} ± {one.uncertainty:.4f}, over {', '.join(one.roles)})"
+        for one in near[:3]
+    ]
+    remark = f"Nearest, by root mean square difference of k: {'; '.join(told)}."
     if max(one.weights for one in found) < ENOUGH:
         remark += " With fewer than a million weights of each kind this is a rough guess."
     return Card(

@@ -29,6 +29,9 @@ class Settings(SimpleNamespace):
         said = _tower(_from_gguf(config), path)
         kind = str(said.get("model_type") or config.get("model_type") or "")
         super().__init__(config=SimpleNamespace(**said), **_EXPERTS.get(kind.split("_text")[0], {}))
+        nested = said.get("attn_config")
+        if isinstance(nested, Mapping) and isinstance(nested.get("kv_n_heads"), int):
+            self.num_key_value_heads = nested["kv_n_heads"]  # MPT
         shared = said.get("multi_query", kind in _MULTI_QUERY)
         if kind in _MULTI_QUERY and shared and not said.get("new_decoder_architecture"):
             self.num_key_value_heads = 1
@@ -47,8 +50,10 @@ def heads(config: Mapping[str, Any]) -> tuple[int, int]:
     """Query heads and key-value heads, 0 where the configuration does not say."""
     settings = Settings(config)
     said = vars(settings.config)
-    query = next((said[n] for n in ("num_attention_heads", "n_head", "n_heads") if n in said), 0)
-    key = getattr(settings, "num_key_value_heads", None) or said.get("num_key_value_heads") or query
+    names = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+    query = next((said[n] for n in names if n in said), 0)
+    told = (said.get(name) for name in ("num_key_value_heads", "num_kv_heads", "n_head_kv"))
+    key = getattr(settings, "num_key_value_heads", None) or next(filter(None, told), query)
     whole = isinstance(query, int) and isinstance(key, int)
     return (query, key) if whole else (0, 0)
 

@@ -146,7 +146,11 @@ def _fused(owner: Node, name: str, shape: Shape) -> Layout | None:
         heads = 1  # three equal parts, one after the other, however many heads are in each
     if not heads:
         return None
-    groups = _count(attention.module, "num_key_value_heads", "num_kv_heads", "kv_heads") or heads
+    said = _count(attention.module, "num_key_value_heads", "num_kv_heads", "kv_heads")
+    contiguous = len(shape) > 1 and not fused.grouped
+    if not said and contiguous and shape[dim] != 3 * shape[dim - 1]:
+        return None  # fewer key-value heads, whose number is not known
+    groups = said or heads
     size, rest = divmod(shape[dim], heads + 2 * groups)
     if rest or heads % groups or _count(attention.module, "head_dim") not in (0, size):
         return None

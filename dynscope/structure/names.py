@@ -69,7 +69,7 @@ class Structure:
         """
         config = config or {}
         kept = {name: tuple(shape) for name, shape in shapes.items() if not _is_buffer(name, shape)}
-        paths = translated(kept) if is_gguf(kept) else {name: unwrapped(name) for name in kept}
+        paths = translated(kept) if is_gguf(kept) else _as_in_memory(kept)
         root = _tree({paths[name]: shape for name, shape in kept.items()}, config)
         stacks = find_stacks(root)
         assign_roles(root, stacks)
@@ -88,6 +88,21 @@ class Structure:
         return cls((*wholes, *parts_of(wholes, layouts)), layouts, stored, _told(root, len(stacks)))
 
 
+def _as_in_memory(shapes: Mapping[str, Shape]) -> dict[str, str]:
+    """The path of each tensor in its model, where files of some families have other names.
+
+    Granite's and JetMoE's experts are stored as ``input_linear`` and ``output_linear`` of three dimensions.
+    """
+    paths = {name: unwrapped(name) for name in shapes}
+    for name, path in paths.items():
+        told = re.fullmatch(r"(.*\.(?:mlp|block_sparse_moe))\.(input|output)_linear\.weight", path)
+        if told and len(shapes[name]) == 3:
+            own = "gate_up_proj" if told.group(2) == "input" else "down_proj"
+            paths[name] = f"{told.group(1)}.experts.{own}"
+        paths[name] = re.sub(r"\.router\.layer\.weight$", ".router.weight", paths[name])
+    return paths
+
+
 def unwrapped(name: str) -> str:
     """A tensor's name without what wrappers (DDP, FSDP, torch.compile, PEFT) put in front of it."""
     path = re.sub(r"^base_model\.model\.", "", name)
@@ -100,7 +115,7 @@ def attention_kind(query: int, key: int, key_heads: int = 0) -> str:
     """MHA, GQA or MQA: from the rows of a query and a key matrix, and the number of key heads."""
     if query == key:
         return "MHA"
-    return "MQA" if key_heads == 1 else "GQA"
+    return {0: "GQA or MQA", 1: "MQA"}.get(key_heads, "GQA")
 
 
 def _is_buffer(name: str, shape: Iterable[int]) -> bool:
@@ -178,7 +193,7 @@ def _layer_kind(name: str, shapes: Mapping[str, Shape]) -> str:
         return "Linear" if [*shapes] == ["bias"] else _camel(name)  # its weight is another's
     if len(weight) == 1:
         return "LayerNorm"
-    if len(weight) > 2:
+    if len(weight) > 2 and not name.endswith("_linear"):
         return f"Conv{min(len(weight) - 2, 3)}d"
     transposed = bias == weight[1:] if bias and weight[0] != weight[1] else False
     fused = name == "c_attn" and weight[1] == 3 * weight[0]

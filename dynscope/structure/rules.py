@@ -105,12 +105,14 @@ RULES: tuple[Rule, ...] = (
     # Attention's matrices; also where the block holds them itself.
     Rule("q", "attention", name="q_attn"),  # GPT-2's cross-attention, whose c_attn is k and v
     Rule("other", "attention", name="c_attn", sibling="q_attn"),
-    Rule("qkv", "attention", kind=LINEAR, name=r"c_attn|qkv(_proj)?|query_key_value|wqkv|in_proj|w_pack|to_qkv|att_proj"),
+    Rule("qkv", "attention", kind=LINEAR, name=r"c_attn|qkv(_proj)?|query_key_value|wqkv|in_proj|w_pack|to_qkv|linear_qkv"),
+    Rule("qkv", "block", kind=LINEAR, name="att_proj"),  # OLMo's own names
+    Rule("o", "block", kind=LINEAR, name="attn_out"),
     Rule("q", "attention block", kind=LINEAR, name=r"q|wq|q_proj|query(_proj)?|q_lin|to_q|q_a_proj|q_b_proj"),
     Rule("k", "attention block", kind=LINEAR, name=r"k|wk|k_proj|key(_proj)?|k_lin|to_k"),
     Rule("v", "attention block", kind=LINEAR, name=r"v|wv|v_proj|value(_proj)?|v_lin|to_v"),
     Rule("o", "attention block", kind=LINEAR, name=r"o|wo|o_proj|out_proj|out_lin"),
-    Rule("o", "attention", kind=LINEAR, name=r"c_proj|dense|proj|out|to_out"),
+    Rule("o", "attention", kind=LINEAR, name=r"c_proj|dense|proj|out|to_out|linear_proj"),
     # Mixtures of experts: the router is called `gate` too, but has the experts beside it.
     Rule("router", "ffn", name=r"gate|router|wg", sibling="experts"),
     Rule("router", "ffn", name=r"router|shared_expert_gate", kind=LINEAR + "|Router"),
@@ -124,8 +126,8 @@ RULES: tuple[Rule, ...] = (
     Rule("down", "ffn", kind=LINEAR, name="w2", sibling="w3"),
     Rule("down", "ffn", kind=LINEAR, name="wo", sibling="wi_0"),
     Rule("gate_up", "ffn", kind=LINEAR, name=r"gate_up(_proj)?|w12"),
-    Rule("in", "ffn block", kind=LINEAR, name=r"linear1|fc1|lin1|c_fc|fc_in|wi|dense_h_to_4h"),
-    Rule("out", "ffn block", kind=LINEAR, name=r"linear2|fc2|lin2|fc_out|dense_4h_to_h"),
+    Rule("in", "ffn block", kind=LINEAR, name=r"linear1|fc1|lin1|c_fc|fc_in|wi|dense_h_to_4h|linear_fc1|ff_proj"),
+    Rule("out", "ffn block", kind=LINEAR, name=r"linear2|fc2|lin2|fc_out|dense_4h_to_h|linear_fc2|ff_out"),
     Rule("out", "ffn", kind=LINEAR, name=r"c_proj|wo"),
     Rule("in", "mixer", kind=LINEAR, name=r"in_proj|wi"),
     Rule("out", "mixer", kind=LINEAR, name=r"out_proj|wo"),

@@ -144,6 +144,8 @@ def _fit_exact(sample: WeibullFit, histogram: Histogram, window: tuple[float, fl
         return replace(sample, reason=FEW_POINTS)
     few = len(p) < min(100.0, weight.sum() * sample.n / 2)
     x, y = np.log(histogram.levels[start : start + len(p)]), _plotted(p)
+    if x[-1] - x[0] < _CONSTANT:
+        return replace(sample, reason=CONSTANT)
     if compiled is None:
         line = _line(x, y, weight)
         error = _standard_error(x, y, weight, line, 1 - high)
@@ -161,6 +163,9 @@ def _fit_exact(sample: WeibullFit, histogram: Histogram, window: tuple[float, fl
         k_stderr=error / sample.n**0.5,
         flags=(FEW_LEVELS,) if few else (),
     )
+
+
+_CONSTANT = 0.01  # by which the logarithms differ at least over what is fitted: k below 300
 
 
 def _positions(
@@ -268,7 +273,8 @@ def _largest(
 
 
 def _distribution(x: Floats, line: _Line) -> Floats:
-    values: Floats = -np.expm1(-((x / line.lam) ** line.k))
+    with np.errstate(over="ignore"):
+        values: Floats = -np.expm1(-((x / line.lam) ** line.k))
     return values
 
 
@@ -287,7 +293,10 @@ def _fit_binned(
     used = (bins > 0) & (middle >= low) & (middle <= high)
     if used.sum() < 5:
         return replace(sample, reason=FEW_POINTS)
-    x = (LOG_EDGES[:-1] + LOG_EDGES[1:]) / 2 * log(10)
-    line = _line(x[used], np.log(-np.log(1 - middle[used] + 1e-12)), bins[used])
-    ks = float(np.abs(upper - _distribution(np.exp(x), line)).max())
-    return replace(sample, k=line.k, lam=line.lam, r2=line.r2, ks=ks)
+    centres = (LOG_EDGES[:-1] + LOG_EDGES[1:]) / 2 * log(10)
+    x, y = centres[used], np.log(-np.log(1 - middle[used] + 1e-12))
+    weight = bins[used] / bins.sum()
+    line = _line(x, y, weight)
+    ks = float(np.abs(upper - _distribution(np.exp(centres), line)).max())
+    error = _standard_error(x, y, weight, line, 1 - high) / sample.n**0.5
+    return replace(sample, k=line.k, lam=line.lam, r2=line.r2, ks=ks, k_stderr=error)

@@ -147,11 +147,12 @@ def count(values: Array, binned: bool = False, every: bool = False) -> Histogram
     """Count the magnitudes of an array of any shape and memory order, also a memory-mapped one.
 
     float16, float32, float64, and bfloat16 and the 8-bit floats of ``ml_dtypes``. Integers, bool and
-    complex numbers are never taken for weights: their histogram is empty and has a ``reason``. It is
+    complex numbers are never taken for weights: their histogram is empty and has a ``reason``. What a
+    masked array hides is left out. It is
     worked through in pieces: beside the array itself a few megabytes are needed. ``binned`` also fills
     ``log_bins``. ``every`` keeps every magnitude of fewer than a million, which takes three times as long.
     """
-    values = np.asanyarray(values)
+    values = values.compressed() if isinstance(values, np.ma.MaskedArray) else np.asarray(values)
     if not values.dtype.isnative:
         values = values.astype(values.dtype.newbyteorder("="))
     if not _is_float(values.dtype):

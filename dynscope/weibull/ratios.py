@@ -39,8 +39,9 @@ def ratios(values: NDArray[Any] | Histogram) -> Ratios:
         _quantile(histogram.levels, ranks, p) for p in (0.1, 0.5, 0.9, 0.99, 0.999)
     )
     # Sum of (2 i - n - 1) x over ranks i; a magnitude that occurs c times up to rank r has c of them.
-    weighted = histogram.counts * (2 * ranks - histogram.counts - n) * histogram.levels
-    gini = float(weighted.sum() / (n * (histogram.counts @ histogram.levels)))
+    counts = histogram.counts.astype(np.float64)
+    weighted = counts * (2 * ranks - histogram.counts - n) * histogram.levels
+    gini = float(weighted.sum() / (n * (counts @ histogram.levels)))
     return Ratios(q90 / q10, q99 / q50, q999 / q50, gini)
 
 

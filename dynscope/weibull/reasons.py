@@ -8,7 +8,7 @@ SPARSE = "sparse or packed layout"
 NO_VALUES = "no values yet (meta device or lazy)"
 TOO_FEW = "fewer than 100 finite non-zero values"
 LEFT_OUT = "more than 90 % of the values are zero or not finite"
-CONSTANT = "all magnitudes are equal"
+CONSTANT = "all magnitudes are equal, or nearly"
 FEW_POINTS = "fewer than 5 distinct magnitudes in the fitted range"
 
 REASONS = (

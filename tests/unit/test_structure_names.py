@@ -9,6 +9,7 @@ from torch import nn
 
 from dynscope.hooks.anatomy import Anatomy
 from dynscope.site import Parameter
+from dynscope.structure.configs import heads
 from dynscope.structure.layouts import Layout, parts_of
 from dynscope.structure.names import Structure, attention_kind
 from tests.unit.model_families import MORE, NAMES, build
@@ -224,3 +225,58 @@ def test_attention_is_told_apart_by_its_rows() -> None:
 )
 def test_strange_names_are_taken_as_they_are(shapes: dict[str, tuple[int, ...]]) -> None:
     assert [p.name for p in Structure.of(shapes).parameters] == list(shapes)
+
+
+def roles_of(
+    shapes: dict[str, tuple[int, ...]], config: dict[str, Any] | None = None
+) -> dict[str, str]:
+    return {one.name: one.role for one in Structure.of(shapes, config).parameters}
+
+
+@pytest.mark.parametrize("block", ["block_sparse_moe", "mlp"])
+def test_experts_are_known_by_the_names_that_granite_and_jetmoe_store(block: str) -> None:
+    shapes = {}
+    for i in range(2):
+        shapes[f"model.layers.{i}.{block}.input_linear.weight"] = (4, 256, 64)
+        shapes[f"model.layers.{i}.{block}.output_linear.weight"] = (4, 64, 128)
+        shapes[f"model.layers.{i}.{block}.router.layer.weight"] = (4, 64)
+        shapes[f"model.layers.{i}.self_attn.q_proj.weight"] = (64, 64)
+    found = Structure.of(shapes)
+    roles = {one.name: one.role for one in found.parameters}
+    experts = f"model.layers.1.{block}.experts"
+    assert roles[f"{experts}.gate_up_proj[3.gate]"] == "gate"
+    assert roles[f"{experts}.down_proj[0]"] == "down"
+    assert roles[f"model.layers.0.{block}.router.weight"] == "router"
+    stored = found.stored[f"{experts}.gate_up_proj"]
+    assert stored == f"model.layers.1.{block}.input_linear.weight"
+
+
+def test_names_of_olmo_and_megatron_have_roles() -> None:
+    olmo = {f"transformer.blocks.{i}.{name}.weight": shape for i in range(2) for name, shape in
+            {"att_proj": (192, 64), "attn_out": (64, 64), "ff_proj": (256, 64), "ff_out": (64, 128)}.items()}  # fmt: skip
+    roles = roles_of(olmo)
+    assert [roles[f"transformer.blocks.1.{n}.weight"] for n in ("att_proj", "ff_out")] == [
+        "qkv",
+        "out",
+    ]
+    assert roles["transformer.blocks.0.attn_out.weight"] == "o"
+    megatron = {f"decoder.layers.{i}.{name}.weight": shape for i in range(2) for name, shape in
+                {"self_attention.linear_qkv": (96, 64), "self_attention.linear_proj": (64, 64),
+                 "mlp.linear_fc1": (256, 64), "mlp.linear_fc2": (64, 256)}.items()}  # fmt: skip
+    roles = roles_of(megatron)
+    assert [*roles.values()][:4] == ["qkv", "o", "in", "out"]
+
+
+def test_key_value_heads_are_found_where_mpt_and_falcon_tell_them() -> None:
+    shapes = {f"transformer.blocks.{i}.attn.Wqkv.weight": (1536, 1024) for i in range(2)}
+    config = {"model_type": "mpt", "n_heads": 8, "d_model": 1024, "attn_config": {"kv_n_heads": 2}}
+    parts = {one.name[-3:]: one.shape[0] for one in Structure.of(shapes, config).parameters}
+    assert (parts["[q]"], parts["[k]"], parts["[v]"]) == (1024, 256, 256)
+    unknown = {**config, "attn_config": {}}
+    assert not any(one.part_of for one in Structure.of(shapes, unknown).parameters)
+    falcon = {"model_type": "falcon", "num_attention_heads": 128, "num_kv_heads": 8,
+              "new_decoder_architecture": True}  # fmt: skip
+    assert heads(falcon) == (128, 8)
+    assert heads({"num_heads": 16}) == (16, 16)
+    assert attention_kind(2048, 128) == "GQA or MQA"
+    assert attention_kind(2048, 128, 1) == "MQA" and attention_kind(2048, 256, 2) == "GQA"

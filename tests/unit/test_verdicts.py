@@ -67,3 +67,12 @@ def test_classes_are_those_of_the_paper() -> None:
     }  # fmt: skip
     assert weight_class("q") == "selection"
     assert weight_class("o") == weight_class("down") == "transmission"
+
+
+@pytest.mark.parametrize("protocol", ["exact mid_90", "binned full_range"])
+def test_another_part_than_the_middle_is_read_against_nothing(protocol: str) -> None:
+    for role, k in (("gate", 1.1908), ("q", 1.19), ("up", 1.2054), ("o", 1.1)):
+        found = verdict(role, k, 1e-3, MANY, 0.99, protocol=protocol)
+        assert found.word == "not read" and protocol in found.note
+    for good in ("", "exact mid_80", "binned mid_80"):
+        assert verdict("gate", 1.1908, 1e-3, MANY, 0.99, protocol=good).word == "in the band"

@@ -1,6 +1,7 @@
 """Counted magnitudes against sorting every value."""
 
 import tracemalloc
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,33 @@ def test_the_other_byte_order_is_read_too(n: int) -> None:
     for dtype in ("f2", "f4", "f8"):
         values = np.random.default_rng(0).standard_normal(n).astype(dtype)
         assert weibull.fit(values.astype(f">{dtype}")) == weibull.fit(values)
+
+
+def test_what_a_mask_hides_is_left_out_and_a_matrix_is_an_array() -> None:
+    values = np.random.default_rng(0).standard_normal((40, 50))
+    hidden = np.ma.MaskedArray(values, np.abs(values) > 1)
+    assert count(hidden).n == (np.abs(values) <= 1).sum()
+    assert weibull.fit(hidden) == weibull.fit(hidden.compressed())
+    with warnings.catch_warnings(action="ignore"):
+        assert weibull.fit(np.matrix(values)) == weibull.fit(values)
+
+
+def test_weights_that_hardly_differ_are_constant_without_a_warning() -> None:
+    random = np.random.default_rng(0)
+    for values in (1 + 1e-6 * random.standard_normal((300, 300)), 1 + 1e-4 * random.random(2000)):
+        assert weibull.fit(values).reason == weibull.CONSTANT
+    assert weibull.fit(1 + 0.01 * random.standard_normal(2000)).k > 50
+
+
+def test_the_gini_coefficient_of_very_many_weights() -> None:
+    histogram = Histogram.of_counts(np.arange(1.0, 17), np.full(16, 10**9))
+    assert weibull.ratios(histogram).gini == pytest.approx(0.3125, rel=1e-9)
+
+
+def test_the_binned_protocol_has_a_standard_error_too() -> None:
+    values = np.random.default_rng(0).standard_normal(200_000)
+    binned, exact = weibull.fit(values, method="binned"), weibull.fit(values)
+    assert binned.k_stderr == pytest.approx(exact.k_stderr, rel=0.06)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
