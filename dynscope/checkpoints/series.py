@@ -34,7 +34,9 @@ def series(paths: Sequence[str], allow: Sequence[str] = ()) -> list[Checkpoint]:
     found, failed = [], []
     for place in dict.fromkeys(places):
         try:
-            found.append(_with_step(place, opened(place, _names(place), tuple(allow))))
+            names = _names(place)
+            one = _with_step(place, opened(place, names, tuple(allow)))
+            found.append(replace(one, unreadable=(*one.unreadable, *_others(place, names or []))))
         except InputError as error:
             failed.append((place.name, str(error), error))
     if not found:
@@ -75,6 +77,13 @@ def _names(place: Place) -> list[str] | None:
     if place.is_file():
         return None
     return _listed(place)
+
+
+def _others(place: Place, names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Checkpoints that lie in the folder of another, as a trainer leaves them."""
+    for name in names:
+        if step_of(name) is not None and place.child(name).is_folder():
+            yield name, f"another checkpoint in the folder of this one: give {name} as a path too"
 
 
 def _listed(place: Place) -> list[str]:

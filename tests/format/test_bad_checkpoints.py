@@ -244,6 +244,10 @@ def test_one_bad_checkpoint_of_a_series_costs_only_itself(tmp_path: Path) -> Non
     assert [one.step for one in found] == [100, 300]
     ((name, reason),) = found[0].unreadable
     assert name == "step200" and "claims 5,000 bytes" in reason
+    (tmp_path / "model.safetensors").write_bytes(safetensors(HEADER))
+    (final,) = series([str(tmp_path)])
+    assert [name for name, _ in final.unreadable] == ["step100", "step200", "step300"]
+    assert "another checkpoint in the folder" in final.unreadable[0][1]
     (tmp_path / "run").mkdir()
     for i in range(2):
         (tmp_path / "run" / f"consolidated.0{i}.pth").write_bytes(b"")

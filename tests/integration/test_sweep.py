@@ -401,3 +401,18 @@ def test_the_command_line_says_what_it_found(tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert [one["role"] for one in found["roles"]] == ["q", "k"] and found["steps"] == [30]
     assert dynscope.load(tmp_path / "w.h5").weight_steps.tolist() == [30, 200, 1000]
+
+
+def test_ck_04_a_tied_head_that_one_file_lacks_is_no_alarm(tmp_path: Path) -> None:
+    from dynscope.reports.comparison import compare
+
+    both = {"model.embed.weight": torch.randn(300, 40), "lm_head.weight": torch.randn(300, 40)}
+    both |= {f"model.layers.{i}.mlp.up_proj.weight": torch.randn(80, 40) for i in range(2)}
+    save_file(both, tmp_path / "untied.safetensors")
+    save_file(
+        {n: t for n, t in both.items() if n != "lm_head.weight"}, tmp_path / "tied.safetensors"
+    )
+    runs = [weights(tmp_path / f"{name}.safetensors") for name in ("untied", "tied")]
+    page = compare(runs, ["untied", "tied"]).html
+    assert "Not in every run" in page and "lm_head.weight" in page
+    assert '<li class="bad"' not in page and '<li class="warn"' not in page

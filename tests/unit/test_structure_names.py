@@ -235,7 +235,7 @@ def roles_of(
 
 @pytest.mark.parametrize("block", ["block_sparse_moe", "mlp"])
 def test_experts_are_known_by_the_names_that_granite_and_jetmoe_store(block: str) -> None:
-    shapes = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for i in range(2):
         shapes[f"model.layers.{i}.{block}.input_linear.weight"] = (4, 256, 64)
         shapes[f"model.layers.{i}.{block}.output_linear.weight"] = (4, 64, 128)
@@ -252,6 +252,7 @@ def test_experts_are_known_by_the_names_that_granite_and_jetmoe_store(block: str
 
 
 def test_names_of_olmo_and_megatron_have_roles() -> None:
+    olmo: dict[str, tuple[int, ...]]
     olmo = {f"transformer.blocks.{i}.{name}.weight": shape for i in range(2) for name, shape in
             {"att_proj": (192, 64), "attn_out": (64, 64), "ff_proj": (256, 64), "ff_out": (64, 128)}.items()}  # fmt: skip
     roles = roles_of(olmo)
@@ -260,6 +261,7 @@ def test_names_of_olmo_and_megatron_have_roles() -> None:
         "out",
     ]
     assert roles["transformer.blocks.0.attn_out.weight"] == "o"
+    megatron: dict[str, tuple[int, ...]]
     megatron = {f"decoder.layers.{i}.{name}.weight": shape for i in range(2) for name, shape in
                 {"self_attention.linear_qkv": (96, 64), "self_attention.linear_proj": (64, 64),
                  "mlp.linear_fc1": (256, 64), "mlp.linear_fc2": (64, 256)}.items()}  # fmt: skip
@@ -268,6 +270,7 @@ def test_names_of_olmo_and_megatron_have_roles() -> None:
 
 
 def test_key_value_heads_are_found_where_mpt_and_falcon_tell_them() -> None:
+    shapes: dict[str, tuple[int, ...]]
     shapes = {f"transformer.blocks.{i}.attn.Wqkv.weight": (1536, 1024) for i in range(2)}
     config = {"model_type": "mpt", "n_heads": 8, "d_model": 1024, "attn_config": {"kv_n_heads": 2}}
     parts = {one.name[-3:]: one.shape[0] for one in Structure.of(shapes, config).parameters}
