@@ -3,6 +3,7 @@
 Classes and band: Weibull weight magnitudes, arXiv 2605.18898. How to read it: docs/weibull.md.
 """
 
+import re
 from dataclasses import dataclass
 from math import isfinite
 
@@ -46,6 +47,14 @@ def weight_class(role: str) -> str:
     return "transmission" if role in FFN_ROLES or role == "o" else ""
 
 
+def stored(quantized: str) -> str:
+    """What quantized storage ("Q4_1, Q8_0", the commonest first) means for a k, or ""."""
+    bits = re.match(r"(?:I?Q|TQ|MXFP)(\d)", quantized)
+    width = f" ({bits.group(1)}-bit)" if bits else ""
+    told = f"stored in {quantized}{width}: the k of what is stored, not of what was trained"
+    return told if quantized else ""
+
+
 def bands_hold(protocol: str) -> bool:
     """Whether fits of this protocol (`dynscope.weibull.WeibullFit.protocol`) may be read against bands.
 
@@ -68,9 +77,7 @@ def verdict(
     ``n`` counts the weights behind the fit, ``quantized`` is how they are stored ("Q4_K") or "".
     Only FFN matrices are read against the band, and only with `ENOUGH` weights.
     """
-    note = f"stored in {quantized}: the k of what is stored, not of what was trained" * bool(
-        quantized
-    )
+    note = stored(quantized)
     if not isfinite(k):
         return Verdict("no fit", note)
     if not bands_hold(protocol):

@@ -15,7 +15,7 @@ from dynscope.reports.figures import layout, line_trace, training_chart
 from dynscope.reports.measured import Measured
 from dynscope.reports.summaries import line
 from dynscope.site import wholes
-from dynscope.verdicts import BAND, ENOUGH, bands_hold
+from dynscope.verdicts import BAND, ENOUGH, bands_hold, stored
 
 SCALE_SOURCE = "Weibull weight magnitudes, arXiv 2605.18898"
 
@@ -30,8 +30,8 @@ def statements(measured: Measured) -> Iterator[Statement]:
     total = words.parameters(sum(one.numel for one in whole))
     text = f"{words.count(len(steps), 'checkpoint')} of {words.count(len(whole), 'tensor')}, {total} weights"
     quantized = str(measured.run.metadata.settings.get("quantized", ""))
-    stored = f"; stored in {quantized}: k is that of what is stored, not of what was trained"
-    yield Statement(f"{text}{stored * bool(quantized)}.", "warn" if quantized else "")
+    note = stored(quantized)
+    yield Statement(f"{text}; {note}." if note else f"{text}.", "warn" if note else "")
     yield from verdicts(measured)
     near = neighbours(found)
     if near:
