@@ -108,5 +108,8 @@ def _groups(run: Run) -> Iterator[Saturation]:
 def _forgotten(steps: NDArray[np.int64], per_step: Floats) -> Floats:
     """The sum of ``per_step`` until each recorded step; steps between follow a straight line."""
     per_step = np.nan_to_num(per_step)
-    between = (per_step[1:] + per_step[:-1]) / 2 * np.diff(steps)
+    before, after = per_step[:-1], per_step[1:]
+    between = (before + after) / 2 * np.diff(steps) + (
+        after - before
+    ) / 2  # the later one's included
     return np.cumsum(np.concatenate([[per_step[0] * steps[0]], between]))

@@ -84,7 +84,9 @@ def metric_card(sides: Sequence[Side], metric: Metric, most: int, relative: bool
     if not profiles:
         return cards.card(metric, (), "No value was recorded in any run.")
     drawn = overlays.overlay_chart(profiles, metric, f"{identity}-profile", relative)
-    methods = [str(side.measured.run.metadata.settings.get("weibull_method", "")) for side in having]
+    methods = [
+        str(side.measured.run.metadata.settings.get("weibull_method", "")) for side in having
+    ]
     if metric.name == "weight/weibull_k" and all(map(bands_hold, methods)):
         drawn = with_reference(drawn, [(cards.HALF_NORMAL, "half-normal")], BAND)
     found = pairing.differences(sides, metric, most)
