@@ -272,14 +272,14 @@ def _find(saved: Any, levels: int) -> dict[str, Any]:
         return {}
     own = dict(_tensors(saved))
     inner = {str(key): value for key, value in saved.items() if isinstance(value, Mapping)}
-    for key in sorted(inner.keys() & set(_MODELS), key=_MODELS.index):
+    for key in (one for one in _MODELS if one in inner):
         found = _find(inner[key], levels - 1)
         if found:
             return _without(found, "model.") if key == "state_dict" else found
     if any(one.ndim > 1 for one in own.values()):
         return own
-    for key in inner.keys() - set(_MODELS):
-        if not _OTHERS.search(key):
+    for key in inner:
+        if key not in _MODELS and not _OTHERS.search(key):
             found = _find(inner[key], levels - 1)
             if any(one.ndim > 1 for one in found.values()):
                 return found
