@@ -112,7 +112,7 @@ def why_unreadable(tensor: Any) -> str:
 
 
 def _load(place: Place, allow: tuple[str, ...]) -> Any:
-    """What was saved, its tensors mapped from the file, or without values where it is a remote one."""
+    """What was saved: its tensors without their values, or mapped from the file where that cannot be."""
     import torch
 
     if place.size == 0:
