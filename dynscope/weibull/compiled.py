@@ -30,13 +30,12 @@ def _in_any_order(function: F) -> F:
 @_compiled
 def count_patterns(patterns: Array, counts: Array) -> None:
     """Of four rows of ``counts`` neighbours go to different ones, so that none waits for the other."""
-    second, third, fourth = 1 % len(counts), 2 % len(counts), 3 % len(counts)
-    whole = len(patterns) // 4 * 4
+    whole = len(patterns) // 4 * 4 if len(counts) == 4 else 0
     for i in range(0, whole, 4):
         counts[0, patterns[i]] += 1
-        counts[second, patterns[i + 1]] += 1
-        counts[third, patterns[i + 2]] += 1
-        counts[fourth, patterns[i + 3]] += 1
+        counts[1, patterns[i + 1]] += 1
+        counts[2, patterns[i + 2]] += 1
+        counts[3, patterns[i + 3]] += 1
     for i in range(whole, len(patterns)):
         counts[0, patterns[i]] += 1
 
