@@ -278,9 +278,9 @@ def _find(saved: Any, levels: int) -> dict[str, Any]:
             return _without(found, "model.") if key == "state_dict" else found
     if any(one.ndim > 1 for one in own.values()):
         return own
-    for key in inner:
+    for key, value in inner.items():
         if key not in _MODELS and not _OTHERS.search(key):
-            found = _find(inner[key], levels - 1)
+            found = _find(value, levels - 1)
             if any(one.ndim > 1 for one in found.values()):
                 return found
     return own
