@@ -53,6 +53,17 @@ class RoleWeights:
     clearly: tuple[int, ...]
     verdict: Verdict
 
+    @property
+    def is_read(self) -> bool:
+        """Whether its matrices are read against the band."""
+        return self.verdict.word not in (
+            "no fit",
+            "not Weibull",
+            "too few weights",
+            "no band",
+            "not read",
+        )
+
     def to_json(self) -> dict[str, Any]:
         found = asdict(self)
         said = found.pop("verdict")
@@ -120,8 +131,8 @@ def _rows(run: Run, step: int) -> Iterator[RoleWeights]:
             role=role,
             weight_class=weight_class(role),
             stack=stack,
-            matrices=len(own),
-            weights=sum(p.numel for p in members),
+            matrices=int(np.isfinite(each["k"]).sum()),
+            weights=sum(p.numel for p, k in zip(members, each["k"], strict=True) if isfinite(k)),
             protocol=protocol,
             k=pooled["k"],
             k_stderr=pooled["k_standard_error"],
@@ -171,11 +182,14 @@ _OF_DEVIATION = 1.4826  # standard deviation of normal values, in units of their
 def neighbours(table: Iterable[RoleWeights]) -> tuple[Neighbour, ...]:
     """Published models by their distance from the median k of each role (of the first stack).
 
-    None where all is not fitted as the published figures are, to the middle 80 %.
+    None of verdicts that read nothing, and none where all look untrained.
     """
     first: dict[str, RoleWeights] = {}
-    for row in table:
-        if bands_hold(row.protocol):
+    rows = tuple(table)
+    if all(row.verdict.word in ("Gaussian", "uniform") for row in rows):
+        return ()
+    for row in rows:
+        if row.verdict.word != "not read":
             first.setdefault(row.role, row)
     k = {role: row.median_k for role, row in first.items()}
     return nearest(k, {role: row.median_stderr for role, row in first.items()})
@@ -211,7 +225,7 @@ def lines(run: Run, table: Sequence[RoleWeights]) -> Iterator[str]:
             f"± {one.k_stderr:.4f}" if isfinite(one.k_stderr) else "",
             f"{one.median_k:.4f}",
             f"± {one.median_stderr:.4f}",
-            f"{one.below} of {one.matrices}" if bands_hold(one.protocol) else "",
+            f"{one.below} of {one.matrices}" if one.is_read else "",
             one.verdict.word,
         )
         for one in table

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dynscope.reports import words
-from dynscope.site import ROLES, Parameter, Site
+from dynscope.site import POOLED, ROLES, Parameter, Site
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
@@ -78,13 +78,14 @@ def site_curves(sites: Sequence[Site]) -> tuple[Curve, ...]:
 
 
 def parameter_curves(parameters: Sequence[Parameter], noun: str = "block") -> tuple[Curve, ...]:
-    """Curves of a parameter metric; biases, gains and other vectors are minor.
+    """Curves of a parameter metric; biases, gains and other vectors are minor, pools are no layers.
 
     Without blocks, one curve for each role and kind (weight, bias) in call order.
     """
     layers = [
         Layer(i, one.name, one.role, one.stack, one.depth, len(one.shape) < 2)
         for i, one in enumerate(parameters)
+        if one.part_of != POOLED
     ]
     kind = _kind if noun == "layer" else _unnumbered
     return tuple(replace(curve, noun=noun) for curve in _curves(layers, noun, kind))

@@ -15,7 +15,7 @@ from dynscope.reports.figures import layout, line_trace, training_chart
 from dynscope.reports.measured import Measured
 from dynscope.reports.summaries import line
 from dynscope.site import wholes
-from dynscope.verdicts import BAND, ENOUGH, bands_hold, stored
+from dynscope.verdicts import BAND, ENOUGH, stored
 
 SCALE_SOURCE = "Weibull weight magnitudes, arXiv 2605.18898"
 
@@ -58,6 +58,8 @@ def _places(one: RoleWeights, noun: str) -> str:
     """The median, and where matrices are below the band."""
     text = f"{one.median_k:.3f}"
     depths = sorted(set(one.clearly))
+    if not one.is_read:
+        return text
     if one.below == one.matrices > 1:
         return f"{text}, all {one.matrices} below {BAND[0]}"
     if not depths:
@@ -92,7 +94,7 @@ def role_table(measured: Measured) -> Table | None:
 
 
 def _below(one: RoleWeights) -> str:
-    if not bands_hold(one.protocol):
+    if not one.is_read:
         return ""
     clearly = f", {len(one.clearly)} clearly" * (len(one.clearly) != one.below)
     return f"{one.below} of {one.matrices}{clearly}"
@@ -189,7 +191,8 @@ def _scale_told(found: Sequence[saturation.Saturation]) -> Iterator[str]:
 
 def _law_told(x: saturation.Floats, y: saturation.Floats) -> str:
     law = saturation.scale_law(x, y)
-    r = f"r = {law.r:.2f}" if isfinite(law.r) else "r is not known: √(η/decay) does not vary"
+    unknown = "√(η/decay) does not vary" if law.points > 2 else "it takes three points"
+    r = f"r = {law.r:.2f}" if isfinite(law.r) else f"r is not known: {unknown}"
     return (
         f"λ = {words.number(law.coefficient)} √(η/decay) over {words.count(law.points, 'point')}, {r}; "
         f"the paper has {saturation.PUBLISHED_COEFFICIENT}, r = 0.94."

@@ -74,9 +74,13 @@ def _with_step(place: Place, one: Checkpoint) -> Checkpoint:
 
 def _names(place: Place) -> list[str] | None:
     """What lies in a folder, None for a file."""
-    if place.is_file():
-        return None
-    return _listed(place)
+    return None if _is_file(place) else _listed(place)
+
+
+def _is_file(place: Place) -> bool:
+    """A web server answers for a folder too, with a page that lists it."""
+    web = place.path.startswith(("http://", "https://"))
+    return is_tensor_file(place.name) if web else place.is_file()
 
 
 def _others(place: Place, names: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -96,7 +100,7 @@ def _listed(place: Place) -> list[str]:
 
 def _expanded(place: Place) -> Iterator[Place]:
     """The place itself where it is one checkpoint, else those in it that have steps."""
-    if place.is_file():
+    if _is_file(place):
         yield place
         return
     if not place.path.startswith(("http://", "https://")) and not place.is_folder():

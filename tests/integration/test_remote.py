@@ -268,6 +268,8 @@ def test_a_server_without_ranges_is_asked_for_the_file_once(tmp_path: Path) -> N
     save_file(tensors, tmp_path / "model.safetensors")
     torch.save({"w": torch.ones(40, 40)}, tmp_path / "model.pt")
     with served(tmp_path, Whole) as url:
+        (folder,) = series([f"{url}/"])  # answered with a page that lists it
+        assert len(folder.tensors) == 5
         (one,) = series([f"{url}/model.safetensors"])
         before = Whole.sent
         for name, value in tensors.items():

@@ -416,3 +416,12 @@ def test_ck_04_a_tied_head_that_one_file_lacks_is_no_alarm(tmp_path: Path) -> No
     page = compare(runs, ["untied", "tied"]).html
     assert "Not in every run" in page and "lm_head.weight" in page
     assert '<li class="bad"' not in page and '<li class="warn"' not in page
+
+
+def test_what_is_fitted_together_is_no_layer_of_the_model(tmp_path: Path) -> None:
+    from dynscope.reports.curves import parameter_curves
+
+    run = weights(checkpoint(tmp_path / "m"), tmp_path / "m.h5")
+    pooled = [i for i, one in enumerate(run.parameters) if one.part_of == POOLED]
+    assert pooled
+    assert not any("[all" in name for one in parameter_curves(run.parameters) for name in one.names)

@@ -76,3 +76,9 @@ def test_another_part_than_the_middle_is_read_against_nothing(protocol: str) -> 
         assert found.word == "not read" and protocol in found.note
     for good in ("", "exact mid_80", "binned mid_80"):
         assert verdict("gate", 1.1908, 1e-3, MANY, 0.99, protocol=good).word == "in the band"
+
+
+def test_storage_that_rounds_to_zero_is_read_against_nothing() -> None:
+    for kind in ("Q8_0", "Q4_0, F16"):
+        assert verdict("gate", 1.2292, 1e-3, MANY, 0.99, kind).word == "not read"
+    assert verdict("gate", 1.19, 1e-3, MANY, 0.99, "Q4_1, Q8_0").word == "in the band"
