@@ -77,16 +77,14 @@ _KNOWN = {group for group, _, _ in DEPTH_SECTIONS} | {"update", "weight"}
 def metric_card(sides: Sequence[Side], metric: Metric, most: int, relative: bool) -> Card:
     """One metric of all runs: curves laid over each other, and the difference from the first."""
     identity = cards.identity(metric.name)
-    if metric.short.startswith("weibull") and _methods_differ(sides):
+    if metric.short.startswith("weibull") and contrast.methods_differ(sides):
         return cards.card(metric, (), "Not compared: the runs were fitted by different methods.")
     having = [side for side in sides if side.measured.has(metric.name)]
     profiles = _profiles(sides, metric)
     if not profiles:
         return cards.card(metric, (), "No value was recorded in any run.")
     drawn = overlays.overlay_chart(profiles, metric, f"{identity}-profile", relative)
-    methods = [
-        str(side.measured.run.metadata.settings.get("weibull_method", "")) for side in having
-    ]
+    methods = map(contrast.method, having)
     if metric.name == "weight/weibull_k" and all(map(bands_hold, methods)):
         drawn = with_reference(drawn, [(cards.HALF_NORMAL, "half-normal")], BAND)
     found = pairing.differences(sides, metric, most)
@@ -143,11 +141,6 @@ def _section_of(metric: Metric) -> str:
     if metric.short.startswith("weibull"):
         return "weibull"
     return metric.group if metric.group in _KNOWN else "own"
-
-
-def _methods_differ(sides: Sequence[Side]) -> bool:
-    methods = {str(side.measured.run.metadata.settings.get("weibull_method")) for side in sides}
-    return len(methods) > 1
 
 
 def _training(sides: Sequence[Side]) -> Section:

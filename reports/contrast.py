@@ -1,9 +1,11 @@
 """The summary of a comparison in words: what differs between the runs, from all recorded rows."""
 
 from collections.abc import Iterator, Sequence
+from math import hypot
 
 import numpy as np
 
+from dynscope.by_role import by_role
 from dynscope.catalogue import METRICS
 from dynscope.depth import first_divergence
 from dynscope.reports import facts, overview, pairing, words
@@ -18,6 +20,13 @@ def statements(sides: Sequence[Side], same: bool) -> Iterator[Statement]:
     """The sentences of the summary; ``same`` is whether nothing that was compared differs."""
     if same:
         yield Statement("No value at any common layer and step differs.", "good")
+    if methods_differ(sides):
+        told = words.listing([f"{method(side)} ({side.letter})" for side in sides])
+        yield Statement(
+            f"Weibull fits are not compared: they were made by {told}.", "warn", "weibull-k"
+        )
+    else:
+        yield from _shapes(sides)
     differing = pairing.settings_that_differ([s.measured.run.metadata.config for s in sides])
     if differing:
         parts = [f"{key} ({' / '.join(values)})" for key, values in differing.items()]
@@ -35,6 +44,32 @@ def statements(sides: Sequence[Side], same: bool) -> Iterator[Statement]:
             f"Depths: {counts}. Curves are drawn over relative depth; differences are of layers "
             "with the same index."
         )
+
+
+def method(side: Side) -> str:
+    """How a run's weights were fitted, as its settings name it."""
+    return str(side.measured.run.metadata.settings.get("weibull_method", "exact"))
+
+
+def methods_differ(sides: Sequence[Side]) -> bool:
+    return len({method(side) for side in sides}) > 1
+
+
+def _shapes(sides: Sequence[Side]) -> Iterator[Statement]:
+    """How far the median k of each role lies from the first run's, of checkpoints."""
+    if any(s.measured.run.metadata.settings.get("source") != "checkpoints" for s in sides):
+        return
+    first, *others = [{(r.role, r.stack): r for r in by_role(s.measured.run)} for s in sides]
+    for side, rows in zip(sides[1:], others, strict=True):
+        parts = [
+            f"{row.role} {row.median_k - first[key].median_k:+.4f} "
+            f"± {hypot(row.median_stderr, first[key].median_stderr):.4f}"
+            for key, row in rows.items()
+            if key in first
+        ]
+        if parts:
+            text = f"Median Weibull k, {side.letter} minus {sides[0].letter}: {words.listing(parts, 8)}."
+            yield Statement(text, "", "weibull-k")
 
 
 def _about_each(sides: Sequence[Side]) -> Iterator[Statement]:

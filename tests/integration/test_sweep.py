@@ -158,6 +158,12 @@ def test_the_binned_protocol_is_recorded_and_not_compared_with_the_exact_one(
     expected = weibull.fit(tensors()[name].numpy(), "binned", "mid_90").k
     assert at(binned, "weibull_k", name) == pytest.approx(expected, rel=1e-6)
     assert at(exact, "weibull_k", name) != pytest.approx(expected, rel=1e-4)
+    from dynscope.reports.comparison import compare
+
+    told = "Weibull fits are not compared: they were made by exact mid_80 (a) and binned mid_90 (b)"
+    assert told in compare([exact, binned], ["exact", "binned"]).html
+    other = weights(checkpoint(tmp_path / "n", seed=1), tmp_path / "n.h5")
+    assert "Median Weibull k, b minus a: q " in compare([exact, other], ["m", "n"]).html
 
 
 def test_what_cannot_be_read_is_in_the_coverage_and_the_rest_is_measured(tmp_path: Path) -> None:
