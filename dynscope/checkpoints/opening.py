@@ -90,7 +90,7 @@ def weight_files(names: list[str]) -> list[str]:
 def _of_files(
     place: Place, names: list[str], folder: Place, allow: tuple[str, ...]
 ) -> tuple[_Parts, str]:
-    if len(names) == 1 and (match := PART.match(names[0])):
+    if names and (match := PART.match(names[0])):  # the shards that are missing are told
         names = [_part_name(match, number) for number in range(1, int(match.group(3)) + 1)]
     parts = _Parts()
     if not names:

@@ -12,7 +12,7 @@ from dynscope.errors import InputError
 
 _WORD = r"(?:global[_-]?step|step|steps|iter|iteration|checkpoint|ckpt|update|epoch)"
 _NUMBER = re.compile(
-    rf"(?:^|[^a-z]){_WORD}[=_-]?(\d+)((?:e\d|[km])(?=$|[^a-z\d]))?(?=$|[^\d])", re.IGNORECASE
+    rf"(?:^|[^a-z])({_WORD})[=_-]?(\d+)((?:e\d|[km])(?=$|[^a-z\d]))?(?=$|[^\d])", re.IGNORECASE
 )
 _BARE = re.compile(r"^(\d+)(?=$|\.\D)|(?<=[_-])(\d{3,})(?=$|\.\D)")  # not llama-3
 
@@ -60,7 +60,8 @@ def step_of(name: str) -> int | None:
     """The step that the name of a file or folder tells: the last number after a word for it."""
     told = _NUMBER.findall(name)
     if told:
-        number, unit = told[-1]
+        steps = [one for one in told if one[0].lower() != "epoch"]  # step=1000-epoch=3
+        _, number, unit = (steps or told)[-1]
         factor = 10 ** int(unit[1:]) if unit[:1] in "eE" and unit else _UNITS.get(unit.lower(), 1)
         return int(number) * factor
     bare = None if PART.match(name) else _BARE.search(name)
@@ -68,7 +69,10 @@ def step_of(name: str) -> int | None:
 
 
 def _with_step(place: Place, one: Checkpoint) -> Checkpoint:
+    """The step of its own name, else what it says itself, else that of the folder of a file."""
     told = step_of(place.name)
+    if told is None and one.step is None and _is_file(place):
+        told = step_of(place.parent.name)
     return replace(one, step=one.step if told is None else told)
 
 

@@ -5,6 +5,7 @@ holds and from the configuration; then the rules decide as they do about a live 
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -100,7 +101,8 @@ def _as_in_memory(shapes: Mapping[str, Shape]) -> dict[str, str]:
             own = "gate_up_proj" if told.group(2) == "input" else "down_proj"
             paths[name] = f"{told.group(1)}.experts.{own}"
         paths[name] = re.sub(r"\.router\.layer\.weight$", ".router.weight", paths[name])
-    return paths
+    times = Counter(paths.values())  # two copies of a model, one of them wrapped, stay two
+    return {name: path if times[path] == 1 else name for name, path in paths.items()}
 
 
 def unwrapped(name: str) -> str:
@@ -155,7 +157,7 @@ def _grown(path: str, nodes: dict[str, Node], config: Mapping[str, Any]) -> Node
 
 def _order(node: Node) -> tuple[int, int]:
     """Numbers ascend and an encoder comes before its decoder; otherwise the order of the file."""
-    if node.name.isdigit():
+    if node.name.isdecimal():
         return (0, int(node.name))
     return (1, int(node.name == "decoder"))
 
@@ -165,11 +167,11 @@ def _kinds(node: Node, prefix: str) -> tuple[str, ...]:
     shapes = {name: weight.shape for name, weight in node.parameters}
     if not node.children:
         return (_layer_kind(node.name, shapes),)
-    if all(child.name.isdigit() for child in node.children):
+    if all(child.name.isdecimal() for child in node.children):
         return (_list_kind(node),)
     if "in_proj_weight" in shapes:
         return ("MultiheadAttention",)
-    in_list = node.name.isdigit() and node.parent is not None
+    in_list = node.name.isdecimal() and node.parent is not None
     name = node.parent.name.rstrip("s") if in_list and node.parent else node.name
     return (prefix + _camel(name),)
 
@@ -191,7 +193,7 @@ def _layer_kind(name: str, shapes: Mapping[str, Shape]) -> str:
         if {"gamma", "beta"} <= shapes.keys():
             return "LayerNorm"
         return "Linear" if [*shapes] == ["bias"] else _camel(name)  # its weight is another's
-    if len(weight) == 1:
+    if len(weight) < 2:
         return "LayerNorm"
     if len(weight) > 2 and not name.endswith("_linear"):
         return f"Conv{min(len(weight) - 2, 3)}d"

@@ -70,6 +70,7 @@ def weights(
     target = Path(output or output_name(given))
     if target.exists():
         _check_overwritten(target, overwrite)
+    roles, match, allow = ([one] if isinstance(one, str) else one for one in (roles, match, allow))
     choice = Choice(method, trim, tuple(roles), tuple(match))
     plan = Plan.of(series([os.fspath(path) for path in given], allow), choice)
     journal = Journal(target.with_name(f".{target.name}.partial"), plan.text)

@@ -1,6 +1,7 @@
 """What a sweep is going to do: which tensors of which checkpoints, and as which parameters."""
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -13,7 +14,7 @@ from dynscope.errors import InputError
 from dynscope.schema import to_json
 from dynscope.site import POOLED, ROLES, Parameter
 from dynscope.structure.names import Structure
-from dynscope.sweep.weigh import Task, Wanted
+from dynscope.sweep.weigh import METRICS, Task, Wanted
 
 TASK_BYTES = 64 * 1024 * 1024  # tensors read for one task; a larger tensor is a task of its own
 
@@ -106,7 +107,7 @@ class Plan:
             [str(one.path), one.step, _changed(str(one.path)), [*map(repr, one.tensors)]]
             for one in self.checkpoints
         ]
-        return to_json([vars(self.choice), files])
+        return to_json([METRICS, vars(self.choice), files])
 
     def _wanted(self) -> Iterator[tuple[Wanted, ...]]:
         pooled = {
@@ -161,8 +162,10 @@ def _pool(key: tuple[str, int], members: Sequence[Parameter]) -> Parameter:
     )  # fmt: skip
 
 
-def _changed(path: str) -> float:
-    """When a local file, or any file of a folder, was last written; 0 elsewhere."""
+def _changed(path: str) -> list[tuple[str, int, int]]:
+    """Name, size and time of a local file and its configuration, or of all in a folder."""
     place = Path(path)
-    every = [place, *place.glob("*")] if place.is_dir() else [place]
-    return max((os.stat(one).st_mtime for one in every if one.exists()), default=0.0)
+    every = sorted(place.glob("*")) if place.is_dir() else [place, place.with_name("config.json")]
+    own = re.compile(r"\.h5$|\.partial|\.part$")  # what a sweep itself writes
+    told = [(one.name, os.stat(one)) for one in every if one.exists() and not own.search(one.name)]
+    return [(name, found.st_size, found.st_mtime_ns) for name, found in told]

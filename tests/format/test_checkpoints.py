@@ -331,5 +331,27 @@ def test_the_model_is_found_beside_tensors_of_its_trainer(tmp_path: Path, key: s
 
 def test_a_step_may_be_written_with_a_unit() -> None:
     named = {"step1k": 1000, "step_1e3": 1000, "step20K-final": 20_000, "ckpt-2m.pt": 2_000_000}
+    named |= {"step=1000-epoch=3.ckpt": 1000, "step_20_epoch_3.pt": 20, "epoch=3.ckpt": 3}
     named |= {"step1000ema": 1000, "step7kinds": 7, "epoch=3-step=1200.ckpt": 1200}
     assert {name: step_of(name) for name in named} == named
+
+
+def test_the_step_of_a_file_may_be_that_of_its_folder(tmp_path: Path) -> None:
+    paths = []
+    for step in (100, 1000, 200):
+        (tmp_path / f"step{step}").mkdir()
+        paths.append(str(tmp_path / f"step{step}" / "model.safetensors"))
+        save_file(weights(seed=step), paths[-1])
+    found = series(paths)
+    assert [one.step for one in found] == [100, 200, 1000]
+    check(found[1], weights(seed=200))
+
+
+def test_a_shard_that_is_missing_is_told_without_an_index_too(tmp_path: Path) -> None:
+    for number in (1, 3):
+        own = {f"layers.{number}.up.weight": torch.ones(4, 4)}
+        save_file(own, tmp_path / f"model-0000{number}-of-00003.safetensors")
+    (one,) = series([str(tmp_path)])
+    assert len(one.tensors) == 2
+    ((name, reason),) = one.unreadable
+    assert name == "model-00002-of-00003.safetensors" and "no such file" in reason

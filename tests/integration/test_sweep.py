@@ -140,6 +140,8 @@ def test_roles_and_names_choose(tmp_path: Path) -> None:
     assert {p.role for p in run.parameters} == {"q", "out"}
     run = weights(folder, tmp_path / "one.h5", match=["*.layers.1.*"])
     assert {p.depth for p in run.parameters if p.part_of != POOLED} == {1}
+    one = weights(folder, tmp_path / "two.h5", match="*.layers.1.*", roles="out")
+    assert {(p.role, p.depth) for p in one.parameters if p.part_of != POOLED} == {("out", 1)}
     with pytest.raises(InputError, match=r"no role 'quary'; there are: embed"):
         weights(folder, tmp_path / "no.h5", roles=["quary"])
     with pytest.raises(InputError, match="no tensor fits 'nothing'"):

@@ -283,3 +283,12 @@ def test_key_value_heads_are_found_where_mpt_and_falcon_tell_them() -> None:
     assert heads({"num_heads": 16}) == (16, 16)
     assert attention_kind(2048, 128) == "GQA or MQA"
     assert attention_kind(2048, 128, 1) == "MQA" and attention_kind(2048, 256, 2) == "GQA"
+
+
+def test_two_copies_of_a_model_stay_two() -> None:
+    copies: dict[str, tuple[int, ...]]
+    copies = {f"{wrap}layers.{i}.up.weight": (8, 4) for wrap in ("", "module.") for i in range(2)}
+    assert {one.name for one in Structure.of(copies).parameters} == set(copies)
+    odd: dict[str, tuple[int, ...]]
+    odd = {"x.weight": (), "x.bias": (4,), "layers.\u00b2.up.weight": (4, 4)}
+    assert len(Structure.of(odd).parameters) == 3
