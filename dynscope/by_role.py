@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dynscope.published import Neighbour, nearest
 from dynscope.run import Run
 from dynscope.site import Parameter, pools, undivided
-from dynscope.verdicts import BAND, Verdict, bands_hold, verdict, weight_class
+from dynscope.verdicts import BAND, NOT_READ, UNTRAINED, Verdict, bands_hold, verdict, weight_class
 
 Floats = NDArray[np.floating]
 
@@ -52,17 +52,6 @@ class RoleWeights:
     below: int
     clearly: tuple[int, ...]
     verdict: Verdict
-
-    @property
-    def is_read(self) -> bool:
-        """Whether its matrices are read against the band."""
-        return self.verdict.word not in (
-            "no fit",
-            "not Weibull",
-            "too few weights",
-            "no band",
-            "not read",
-        )
 
     def to_json(self) -> dict[str, Any]:
         found = asdict(self)
@@ -117,7 +106,8 @@ def _rows(run: Run, step: int) -> Iterator[RoleWeights]:
     for (role, stack), members in {**matrices(run.parameters), **_merged(run.parameters)}.items():
         own = [place[p.name] for p in members]
         each = {name: column[own] for name, column in at.items()}
-        if not np.isfinite(each["k"]).any():
+        fitted = np.isfinite(each["k"])
+        if not fitted.any():
             continue
         median = {name: float(np.nanmedian(column)) for name, column in each.items()}
         median |= {
@@ -131,8 +121,8 @@ def _rows(run: Run, step: int) -> Iterator[RoleWeights]:
             role=role,
             weight_class=weight_class(role),
             stack=stack,
-            matrices=int(np.isfinite(each["k"]).sum()),
-            weights=sum(p.numel for p, k in zip(members, each["k"], strict=True) if isfinite(k)),
+            matrices=int(fitted.sum()),
+            weights=sum(p.numel for p, known in zip(members, fitted, strict=True) if known),
             protocol=protocol,
             k=pooled["k"],
             k_stderr=pooled["k_standard_error"],
@@ -186,10 +176,10 @@ def neighbours(table: Iterable[RoleWeights]) -> tuple[Neighbour, ...]:
     """
     first: dict[str, RoleWeights] = {}
     rows = tuple(table)
-    if all(row.verdict.word in ("Gaussian", "uniform") for row in rows):
+    if all(row.verdict.word in UNTRAINED for row in rows):
         return ()
     for row in rows:
-        if row.verdict.word != "not read":
+        if row.verdict.word != NOT_READ:
             first.setdefault(row.role, row)
     k = {role: row.median_k for role, row in first.items()}
     return nearest(k, {role: row.median_stderr for role, row in first.items()})
@@ -203,17 +193,8 @@ def lines(run: Run, table: Sequence[RoleWeights]) -> Iterator[str]:
     steps = len(run.weight_steps)
     yield f"step {table[0].step:,}, the last of {steps:,}" if steps > 1 else "Weibull shape by role"
     head = (
-        "role",
-        "class",
-        "matrices",
-        "weights",
-        "k of all",
-        "",
-        "median k",
-        "",
-        "below the band",
-        "",
-    )
+        "role", "class", "matrices", "weights", "k of all", "", "median k", "", "below the band", "",
+    )  # fmt: skip
     cells = [head]
     cells += [
         (
@@ -225,7 +206,7 @@ def lines(run: Run, table: Sequence[RoleWeights]) -> Iterator[str]:
             f"± {one.k_stderr:.4f}" if isfinite(one.k_stderr) else "",
             f"{one.median_k:.4f}",
             f"± {one.median_stderr:.4f}",
-            f"{one.below} of {one.matrices}" if one.is_read else "",
+            f"{one.below} of {one.matrices}" if one.verdict.reads_band else "",
             one.verdict.word,
         )
         for one in table

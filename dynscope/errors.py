@@ -1,8 +1,13 @@
-"""The two exceptions of dynscope: anything of ours, and what a user can mend."""
+"""The two exceptions of dynscope, anything of ours and what a user can mend; and others in one line."""
 
 
 class DynscopeError(Exception):
     """Something inside dynscope went wrong."""
+
+
+def first_line(error: BaseException, most: int = 160) -> str:
+    """The first line of what an error says, or its class where it says nothing."""
+    return (str(error) or type(error).__name__).splitlines()[0][:most]
 
 
 class InputError(DynscopeError):

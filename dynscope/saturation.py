@@ -109,7 +109,6 @@ def _forgotten(steps: NDArray[np.int64], per_step: Floats) -> Floats:
     """The sum of ``per_step`` until each recorded step; steps between follow a straight line."""
     per_step = np.nan_to_num(per_step)
     before, after = per_step[:-1], per_step[1:]
-    between = (before + after) / 2 * np.diff(steps) + (
-        after - before
-    ) / 2  # the later one's included
+    # Of the steps between two recorded ones the later is included, the earlier was before.
+    between = (before + after) / 2 * np.diff(steps) + (after - before) / 2
     return np.cumsum(np.concatenate([[per_step[0] * steps[0]], between]))

@@ -18,6 +18,12 @@ BAND = (1.186, 1.204)
 UNIFORM_K = 1.375119
 """Population value of uniform weights, PyTorch's default initialization of Linear and Conv."""
 
+NOT_READ = "not read"
+"""The word of a k that nothing published can be held against."""
+
+UNTRAINED = {"Gaussian": HALF_NORMAL_K, "uniform": UNIFORM_K}
+"""The words of shapes that initialization makes, and their k."""
+
 MILD, STRONG = 1.18, 0.95
 """Below these a query or key matrix shows mild and strong selection."""
 
@@ -38,6 +44,11 @@ class Verdict:
 
     word: str
     note: str = ""
+
+    @property
+    def reads_band(self) -> bool:
+        """Whether the matrices were read against the band, whatever came out."""
+        return self.word not in ("no fit", "not Weibull", "too few weights", "no band", NOT_READ)
 
 
 def weight_class(role: str) -> str:
@@ -82,17 +93,17 @@ def verdict(
         return Verdict("no fit", note)
     if re.match(r"Q\d_0", quantized):
         moved = "this storage rounds small weights to zero, which alone moves k by 0.02 to 0.3"
-        return Verdict("not read", _and(moved, note))
+        return Verdict(NOT_READ, _and(moved, note))
     if not bands_hold(protocol):
         other = f"fitted by {protocol}, and all bands are of the middle 80 %"
-        return Verdict("not read", _and(other, note))
+        return Verdict(NOT_READ, _and(other, note))
     if not r2 >= _R2:
         return Verdict("not Weibull", _and(f"R² below {_R2}: the shape means little", note))
     if n < ENOUGH:
         few = "fewer than a million weights, pooled or not: too uncertain for a band"
         return Verdict("too few weights", _and(few, note))
     error = 1.96 * k_stderr if isfinite(k_stderr) else 0.0
-    for anchor, word in ((HALF_NORMAL_K, "Gaussian"), (UNIFORM_K, "uniform")):
+    for word, anchor in UNTRAINED.items():
         if abs(k - anchor) <= max(_LIKE, error):
             return Verdict(word, _and("cannot be told from untrained weights by its shape", note))
     if role in _SELECTION:

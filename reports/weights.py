@@ -58,7 +58,7 @@ def _places(one: RoleWeights, noun: str) -> str:
     """The median, and where matrices are below the band."""
     text = f"{one.median_k:.3f}"
     depths = sorted(set(one.clearly))
-    if not one.is_read:
+    if not one.verdict.reads_band:
         return text
     if one.below == one.matrices > 1:
         return f"{text}, all {one.matrices} below {BAND[0]}"
@@ -94,7 +94,7 @@ def role_table(measured: Measured) -> Table | None:
 
 
 def _below(one: RoleWeights) -> str:
-    if not one.is_read:
+    if not one.verdict.reads_band:
         return ""
     clearly = f", {len(one.clearly)} clearly" * (len(one.clearly) != one.below)
     return f"{one.below} of {one.matrices}{clearly}"

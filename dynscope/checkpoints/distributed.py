@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from dynscope.checkpoints.checkpoint import Tensor
 from dynscope.checkpoints.place import Place
 from dynscope.checkpoints.safetensors_file import dtype_of
-from dynscope.checkpoints.torch_file import as_array, outline, with_values
-from dynscope.errors import InputError
+from dynscope.checkpoints.torch_file import ARCHIVE, as_array, outline, with_values
+from dynscope.errors import InputError, first_line
 
 METADATA = ".metadata"
 _LARGEST_METADATA = 1 << 30
@@ -110,15 +110,14 @@ class Distributed:
         file = self.place.child(piece.file)
         raw = file.read(piece.start, piece.start + piece.length)
         try:
-            if raw[:4].tobytes() == b"PK\x03\x04":
+            if raw[: len(ARCHIVE)].tobytes() == ARCHIVE:
                 tensor = with_values(outline(_Memory(raw)), lambda start, stop: raw[start:stop])
             else:
                 old: Any = _Memory(raw)
                 tensor = torch.load(old, weights_only=True, map_location="cpu")
             part = as_array(tensor)
         except Exception as error:
-            first = (str(error) or type(error).__name__).splitlines()[0][:120]
-            raise _bad(file, f"the piece of {name}: {first}") from None
+            raise _bad(file, f"the piece of {name}: {first_line(error, 120)}") from None
         if part.shape != piece.sizes or part.dtype != dtype_of(one.dtype):
             raise _bad(self.place, f"a piece of {name} is not what the metadata says")
         return part
@@ -187,7 +186,7 @@ def _metadata(place: Place) -> Any:
             f"{place}: needs PyTorch to be read: pip install 'dynscope[torch]'"
         ) from None
     except Exception as error:  # a damaged pickle can end in any exception
-        raise _bad(place, (str(error) or type(error).__name__).splitlines()[0]) from None
+        raise _bad(place, first_line(error)) from None
     if not isinstance(getattr(found, "state_dict_metadata", None), dict):
         raise _bad(place, "it describes no tensors")
     return found

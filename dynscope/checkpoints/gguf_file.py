@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from dynscope.checkpoints.checkpoint import Tensor
 from dynscope.checkpoints.place import Place
 from dynscope.checkpoints.safetensors_file import refuse_other_content
-from dynscope.errors import InputError
+from dynscope.errors import InputError, first_line
 
+_MAGIC = b"GGUF"
 _PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
 _AT_ONCE = 1 << 22  # bytes that are dequantized at a time
 _LONGEST = 64  # elements of a metadata list that are kept; vocabularies are longer
@@ -83,7 +84,7 @@ def _opened(place: Place, changed: int) -> Any:
         ) from None
     start = place.read(0, min(64, place.size)).tobytes()
     refuse_other_content(place, start)
-    if start[:4] != b"GGUF":
+    if not start.startswith(_MAGIC):
         raise InputError(f"{place}: does not begin as a GGUF file does; fetch it again")
     try:
         with place.open() as file:
@@ -113,12 +114,11 @@ _MOST_VALUES = 1 << 24  # in the lists of a header: ten times the longest vocabu
 
 
 def header_length(file: BinaryIO, size: int) -> int:
-    """How many bytes of a file of this size come before its tensors.
+    """How many bytes of a GGUF file of this size come before its tensors.
 
     Raises ValueError where that is no header of GGUF, or one that its reader would never be done with.
     """
-    if file.read(4) != b"GGUF":
-        raise ValueError("it begins otherwise")
+    file.seek(len(_MAGIC))
     raw = file.read(4)
     order: Literal["little", "big"] = "little" if raw[:2] != bytes(2) else "big"
     values = 0
@@ -162,8 +162,7 @@ def header_length(file: BinaryIO, size: int) -> int:
 
 
 def _bad(place: Place, error: Exception) -> InputError:
-    first = (str(error) or type(error).__name__).splitlines()[0][:160]
-    return InputError(f"{place}: is no sound GGUF file ({first}); fetch it again")
+    return InputError(f"{place}: is no sound GGUF file ({first_line(error)}); fetch it again")
 
 
 def _shape(one: Any) -> tuple[int, ...]:

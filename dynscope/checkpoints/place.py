@@ -14,7 +14,7 @@ from urllib.parse import urlsplit, urlunsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from dynscope.errors import InputError
+from dynscope.errors import InputError, first_line
 
 Bytes = NDArray[np.uint8]
 T = TypeVar("T")
@@ -41,6 +41,11 @@ class Place:
     @property
     def is_remote(self) -> bool:
         return "://" in self.path
+
+    @property
+    def is_on_web(self) -> bool:
+        """Whether a web server has it, which answers for a folder too, and need not list it."""
+        return self.path.startswith(("http://", "https://"))
 
     @property
     def name(self) -> str:
@@ -188,18 +193,17 @@ def _told(place: Place, question: Callable[[], T]) -> T:
         raise InputError(f"{place}: no such file or folder") from None
     except PermissionError as error:
         raise InputError(
-            f"{place}: access is denied ({_first_line(error)}); check its rights or your credentials"
+            f"{place}: access is denied ({_harmless(error)}); check its rights or your credentials"
         ) from None
     except Exception as error:  # every file system has exceptions of its own
         if getattr(error, "errno", None) == errno.ENOENT:
             raise InputError(f"{place}: no such file or folder") from None
-        raise InputError(f"{place}: cannot be read ({_first_line(error)})") from None
+        raise InputError(f"{place}: cannot be read ({_harmless(error)})") from None
 
 
-def _first_line(error: BaseException) -> str:
-    line = (str(error) or type(error).__name__).splitlines()[0][:200]
+def _harmless(error: BaseException) -> str:
     # A signed URL in a message carries credentials.
-    return re.sub(r"\?\S+|//[^/\s]*@", "", line)
+    return re.sub(r"\?\S+|//[^/\s]*@", "", first_line(error, 200))
 
 
 def _kept(target: Path, raw: bytes) -> None:

@@ -16,7 +16,7 @@ _NUMBER = re.compile(
 )
 _BARE = re.compile(r"^(\d+)(?=$|\.\D)|(?<=[_-])(\d{3,})(?=$|\.\D)")  # not llama-3
 
-_UNITS = {"k": 1000, "m": 1_000_000}
+_UNITS = {"": 1, "k": 1000, "m": 1_000_000}  # else it is e3 and the like
 
 
 def series(paths: Sequence[str], allow: Sequence[str] = ()) -> list[Checkpoint]:
@@ -62,7 +62,7 @@ def step_of(name: str) -> int | None:
     if told:
         steps = [one for one in told if one[0].lower() != "epoch"]  # step=1000-epoch=3
         _, number, unit = (steps or told)[-1]
-        factor = 10 ** int(unit[1:]) if unit[:1] in "eE" and unit else _UNITS.get(unit.lower(), 1)
+        factor = _UNITS.get(unit.lower()) or 10 ** int(unit[1:])
         return int(number) * factor
     bare = None if PART.match(name) else _BARE.search(name)
     return int(bare.group(1) or bare.group(2)) if bare else None
@@ -82,9 +82,7 @@ def _names(place: Place) -> list[str] | None:
 
 
 def _is_file(place: Place) -> bool:
-    """A web server answers for a folder too, with a page that lists it."""
-    web = place.path.startswith(("http://", "https://"))
-    return is_tensor_file(place.name) if web else place.is_file()
+    return is_tensor_file(place.name) if place.is_on_web else place.is_file()
 
 
 def _others(place: Place, names: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -96,7 +94,7 @@ def _others(place: Place, names: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def _listed(place: Place) -> list[str]:
     """What lies in a folder; a web server that lists nothing is asked for the usual names."""
-    if not place.path.startswith(("http://", "https://")):
+    if not place.is_on_web:
         return place.names()
     known = (*INDEXES, *NAMED, METADATA, "config.json", "trainer_state.json")
     return [name for name in known if place.child(name).is_file()]
@@ -107,7 +105,7 @@ def _expanded(place: Place) -> Iterator[Place]:
     if _is_file(place):
         yield place
         return
-    if not place.path.startswith(("http://", "https://")) and not place.is_folder():
+    if not place.is_on_web and not place.is_folder():
         raise InputError(f"{place}: no such file or folder")
     names = _listed(place)
     if METADATA in names or any(index in names for index in INDEXES) or weight_files(names):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dynscope.checkpoints.checkpoint import Tensor
 from dynscope.checkpoints.place import Place
 from dynscope.checkpoints.safetensors_file import dtype_of, refuse_other_content
-from dynscope.errors import InputError
+from dynscope.errors import InputError, first_line
 
 _MODELS = (
     "state_dict",
@@ -30,6 +30,9 @@ _MODELS = (
 )
 _OTHERS = re.compile(r"optim|sched|scaler|rng|ema_optim|callbacks|loops|random", re.IGNORECASE)
 _STEPS = ("global_step", "step", "iteration", "iter", "iter_num", "steps", "num_updates")
+ARCHIVE = b"PK\x03\x04"
+"""How a file of torch.save begins since torch 1.6."""
+
 _RUNS_CODE = "wants to run code"
 _NEVER = re.compile(
     r"^(os|posix|nt|pty|sys|builtins|subprocess|shutil|socket|runpy|importlib)\b|^\w+$"
@@ -75,8 +78,8 @@ class TorchFile:
         except InputError:
             raise
         except Exception as error:  # a damaged file can end in any exception
-            first = (str(error) or type(error).__name__).splitlines()[0][:160]
-            raise InputError(f"{self.place}: {name} could not be read ({first})") from None
+            told = first_line(error)
+            raise InputError(f"{self.place}: {name} could not be read ({told})") from None
 
     def close(self) -> None:
         self._loaded = None
@@ -119,7 +122,7 @@ def _load(place: Place, allow: tuple[str, ...]) -> Any:
         raise InputError(f"{place}: is empty")
     start = place.read(0, min(64, place.size)).tobytes()
     refuse_other_content(place, start)
-    archive = start.startswith(b"PK\x03\x04")
+    archive = start.startswith(ARCHIVE)
     if not start.startswith((b"PK", b"\x80")):
         raise InputError(
             f"{place}: is no sound file of torch.save (it begins neither as a zip archive nor as a "
@@ -217,7 +220,7 @@ def _refusal(place: Place, error: Exception) -> InputError:
             f"safetensors){trusted * (not _NEVER.search(name))}"
         )
     told = re.search(r"WeightsUnpickler error:\s*([^\n]+)", str(error))
-    first = (told.group(1) if told else str(error) or type(error).__name__).splitlines()[0][:160]
+    first = told.group(1)[:160] if told else first_line(error)
     return InputError(f"{place}: is no sound file of torch.save ({first}); fetch or save it again")
 
 

@@ -67,7 +67,8 @@ def unpack(
 ) -> tuple[Array, Array, float]:
     """Mean level and count of the buckets that are not empty, at ``most`` so many.
 
-    The third is the sum of the squared counts of buckets of more than a ``few`` values that are unlike. ``packed`` has a row per octave, the first with this ``exponent``; those at ``denormal`` have no
+    The third is the sum of the squared counts of buckets of more than a ``few`` values that are unlike.
+    ``packed`` has a row per octave, the first with this ``exponent``; those at ``denormal`` have no
     leading one.
     """
     most = min(most, packed.size)

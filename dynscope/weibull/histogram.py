@@ -148,9 +148,9 @@ def count(values: Array, binned: bool = False, every: bool = False) -> Histogram
 
     float16, float32, float64, and bfloat16 and the 8-bit floats of ``ml_dtypes``. Integers, bool and
     complex numbers are never taken for weights: their histogram is empty and has a ``reason``. What a
-    masked array hides is left out. It is
-    worked through in pieces: beside the array itself a few megabytes are needed. ``binned`` also fills
-    ``log_bins``. ``every`` keeps every magnitude of fewer than a million, which takes three times as long.
+    masked array hides is left out. It is worked through in pieces: beside the array itself a few
+    megabytes are needed. ``binned`` also fills ``log_bins``. ``every`` keeps every magnitude of fewer
+    than a million, which takes three times as long.
     """
     values = values.compressed() if isinstance(values, np.ma.MaskedArray) else np.asarray(values)
     if not values.dtype.isnative:
