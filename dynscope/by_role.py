@@ -12,6 +12,7 @@ from dynscope.published import Neighbour, nearest
 from dynscope.run import Run
 from dynscope.site import Parameter, pools, undivided
 from dynscope.verdicts import BAND, NOT_READ, UNTRAINED, Verdict, bands_hold, verdict, weight_class
+from dynscope.weibull import WeibullFit
 
 Floats = NDArray[np.floating]
 
@@ -96,13 +97,18 @@ def by_role(run: Run, step: int | None = None) -> tuple[RoleWeights, ...]:
 _FIT = ("k", "k_standard_error", "lambda", "r2", "n")
 
 
+def protocol(run: Run) -> str:
+    """How the weights of a run were fitted, as `dynscope.weibull.WeibullFit.protocol` says it."""
+    return str(run.metadata.settings.get("weibull_method", WeibullFit().protocol))
+
+
 def _rows(run: Run, step: int) -> Iterator[RoleWeights]:
     at = {name: run[f"weight/weibull_{name}"].sel(weight_step=step).values for name in _FIT}
     place = {parameter.name: i for i, parameter in enumerate(run.parameters)}
     together = {(p.role, p.stack): place[p.name] for p in pools(run.parameters)}
     quantized = str(run.metadata.settings.get("quantized", ""))
-    protocol = str(run.metadata.settings.get("weibull_method", ""))
-    band = BAND[0] if bands_hold(protocol) else -inf
+    fitted_by = protocol(run)
+    band = BAND[0] if bands_hold(fitted_by) else -inf
     for (role, stack), members in {**matrices(run.parameters), **_merged(run.parameters)}.items():
         own = [place[p.name] for p in members]
         each = {name: column[own] for name, column in at.items()}
@@ -123,7 +129,7 @@ def _rows(run: Run, step: int) -> Iterator[RoleWeights]:
             stack=stack,
             matrices=int(fitted.sum()),
             weights=sum(p.numel for p, known in zip(members, fitted, strict=True) if known),
-            protocol=protocol,
+            protocol=fitted_by,
             k=pooled["k"],
             k_stderr=pooled["k_standard_error"],
             lam=pooled["lambda"],
@@ -146,7 +152,7 @@ def _rows(run: Run, step: int) -> Iterator[RoleWeights]:
                 int(median["n"]),
                 median["r2"],
                 quantized,
-                protocol,
+                fitted_by,
             ),
         )
 

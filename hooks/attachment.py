@@ -26,6 +26,7 @@ from dynscope.hooks.schedule import Spec, describe, schedule
 from dynscope.hooks.survey import retrace
 from dynscope.hooks.wrapped import Followed, followed
 from dynscope.schema import Header
+from dynscope.weibull import WeibullFit
 
 MetricChoice = str | SiteMetric | Sequence[str | SiteMetric]
 
@@ -133,7 +134,7 @@ def attach(
             **({"budget": budget} if budget is not None else {}),
             **({"mask": mask if isinstance(mask, str) else "given"} if mask is not None else {}),
             "angular_distance": "mean over all tokens",
-            "weibull_method": "exact, middle 80 %",
+            "weibull_method": WeibullFit().protocol,
             "model": type(model).__name__,
         },
         anatomy=anatomy.tree(),

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from dynscope.by_role import protocol
 from dynscope.catalogue import METRICS, Metric
 from dynscope.reports import words
 from dynscope.reports.charts import Card, Chart
@@ -173,7 +174,7 @@ def weibull_card(measured: Measured, metric: Metric) -> Card:
     made = metric_card(measured, metric)
     if metric.short != "weibull_k" or not made.charts:
         return made
-    if not bands_hold(str(measured.run.metadata.settings.get("weibull_method", ""))):
+    if not bands_hold(protocol(measured.run)):
         return replace(made, id="weibull-k", title="Shape k")
     level = [(HALF_NORMAL, f"half-normal {HALF_NORMAL}")]
     drawn = with_reference(made.charts[0], level, BAND)

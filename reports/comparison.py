@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from dynscope.by_role import protocol
 from dynscope.catalogue import METRICS, Metric
 from dynscope.errors import InputError
 from dynscope.reports import cards, contrast, facts, overlays, pairing, weights, words
@@ -84,8 +85,8 @@ def metric_card(sides: Sequence[Side], metric: Metric, most: int, relative: bool
     if not profiles:
         return cards.card(metric, (), "No value was recorded in any run.")
     drawn = overlays.overlay_chart(profiles, metric, f"{identity}-profile", relative)
-    methods = map(contrast.method, having)
-    if metric.name == "weight/weibull_k" and all(map(bands_hold, methods)):
+    fitted_by = (protocol(side.measured.run) for side in having)
+    if metric.name == "weight/weibull_k" and all(map(bands_hold, fitted_by)):
         drawn = with_reference(drawn, [(cards.HALF_NORMAL, "half-normal")], BAND)
     found = pairing.differences(sides, metric, most)
     heat = overlays.difference_chart(

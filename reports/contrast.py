@@ -5,7 +5,7 @@ from math import hypot
 
 import numpy as np
 
-from dynscope.by_role import by_role
+from dynscope.by_role import by_role, protocol
 from dynscope.catalogue import METRICS
 from dynscope.depth import first_divergence
 from dynscope.reports import facts, overview, pairing, words
@@ -21,7 +21,7 @@ def statements(sides: Sequence[Side], same: bool) -> Iterator[Statement]:
     if same:
         yield Statement("No value at any common layer and step differs.", "good")
     if methods_differ(sides):
-        told = words.listing([f"{method(side)} ({side.letter})" for side in sides])
+        told = words.listing([f"{protocol(side.measured.run)} ({side.letter})" for side in sides])
         yield Statement(
             f"Weibull fits are not compared: they were made by {told}.", "warn", "weibull-k"
         )
@@ -46,13 +46,8 @@ def statements(sides: Sequence[Side], same: bool) -> Iterator[Statement]:
         )
 
 
-def method(side: Side) -> str:
-    """How a run's weights were fitted, as its settings name it."""
-    return str(side.measured.run.metadata.settings.get("weibull_method", "exact"))
-
-
 def methods_differ(sides: Sequence[Side]) -> bool:
-    return len({method(side) for side in sides}) > 1
+    return len({protocol(side.measured.run) for side in sides}) > 1
 
 
 def _shapes(sides: Sequence[Side]) -> Iterator[Statement]:

@@ -45,7 +45,7 @@ def make_run(
         config={"blocks": blocks, "width": WIDTH, "norm": "pre", **(config or {})},
         versions={"python": "3.11.7", "dynscope": "0.1.0", "torch": "2.13.0"},
         settings={"every": every, "sites": "blocks", "metrics": "full",
-                  "angular_distance": "mean over tokens", "weibull_method": "exact"},
+                  "angular_distance": "mean over tokens", "weibull_method": "exact mid_80"},
         optimizer_groups=2,
     )  # fmt: skip
     writer = RunWriter(path, header)

@@ -166,6 +166,11 @@ def test_the_binned_protocol_is_recorded_and_not_compared_with_the_exact_one(
     assert told in compare([exact, binned], ["exact", "binned"]).html
     other = weights(checkpoint(tmp_path / "n", seed=1), tmp_path / "n.h5")
     assert "Median Weibull k, b minus a: q " in compare([exact, other], ["m", "n"]).html
+    scope = dynscope.attach(torch.nn.Linear(8, 8), tmp_path / "trained.h5")
+    scope.close()
+    trained = dynscope.load(tmp_path / "trained.h5")
+    assert "are not compared" not in compare([trained, exact], ["trained", "exact"]).html
+    assert "are not compared" in compare([trained, binned], ["trained", "binned"]).html
 
 
 def test_what_cannot_be_read_is_in_the_coverage_and_the_rest_is_measured(tmp_path: Path) -> None:
