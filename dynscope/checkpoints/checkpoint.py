@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -29,6 +30,10 @@ class File(Protocol):
     def unreadable(self) -> tuple[tuple[str, str], ...]: ...
 
     def read(self, name: str) -> NDArray[Any]: ...
+
+    def only(self, names: Collection[str]) -> "File":
+        """The same for these tensors alone, where that makes it smaller to send."""
+        ...
 
     def close(self) -> None: ...
 
@@ -62,10 +67,14 @@ class Checkpoint:
 
     def only(self, names: Collection[str]) -> "Checkpoint":
         """The same with these tensors only, and without its configuration: small to send."""
+        within: dict[int, list[str]] = {}
+        for name in names:
+            within.setdefault(id(self.files[name]), []).append(name)
+        files = {key: self.files[own[0]].only(own) for key, own in within.items()}
         return replace(
             self,
-            tensors=tuple(tensor for tensor in self.tensors if tensor.name in names),
-            files={name: self.files[name] for name in names},
+            tensors=tuple(self._named[name] for name in names),
+            files={name: files[key] for key, own in within.items() for name in own},
             config=None,
             unreadable=(),
         )
@@ -74,3 +83,7 @@ class Checkpoint:
         """Let go of open files; what is read later opens them again."""
         for one in {id(file): file for file in self.files.values()}.values():
             one.close()
+
+    @cached_property
+    def _named(self) -> dict[str, Tensor]:
+        return {tensor.name: tensor for tensor in self.tensors}

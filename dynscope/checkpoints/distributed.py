@@ -7,7 +7,7 @@ nothing else, so that no code runs; each piece is read with ``weights_only=True`
 import io
 import pickle
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -54,18 +54,20 @@ class _Piece:
 
 @dataclass(frozen=True)
 class Distributed:
-    """A folder of `torch.distributed.checkpoint`. No process group is needed to read it."""
+    """A folder of `torch.distributed.checkpoint`. No process group is needed to read it.
+
+    ``pieces`` are its tensors by name, each with the parts that make it up.
+    """
 
     place: Place
-    tensors: tuple[Tensor, ...]
-    pieces: Mapping[str, tuple[_Piece, ...]]
+    pieces: Mapping[str, tuple[Tensor, tuple[_Piece, ...]]]
     unreadable: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def open(cls, place: Place) -> "Distributed":
         """Raises `InputError` where the metadata is damaged or holds anything else than metadata."""
         metadata = _metadata(place.child(METADATA))
-        tensors, pieces, unreadable = [], {}, []
+        pieces, unreadable = {}, []
         try:
             for name, one in metadata.state_dict_metadata.items():
                 if _OTHERS.search(name) or not hasattr(one, "chunks"):
@@ -81,21 +83,24 @@ class Distributed:
                     unreadable.append((name, "fewer bytes are stored than its shape takes"))
                     continue
                 nbytes = prod(shape) * itemsize
-                tensors.append(Tensor(name, shape, dtype, nbytes))
-                pieces[name] = tuple(found)
+                pieces[name] = (Tensor(name, shape, dtype, nbytes), tuple(found))
         except (AttributeError, TypeError, ValueError, KeyError) as error:
             raise _bad(place, str(error) or type(error).__name__) from None
-        prefix = _prefix([one.name for one in tensors if one.shape])
-        kept = [one for one in tensors if one.name.startswith(prefix)]
-        named = tuple(replace(one, name=one.name.removeprefix(prefix)) for one in kept)
-        return cls(
-            place, named, {one.name.removeprefix(prefix): pieces[one.name] for one in kept},
-            tuple(unreadable),
-        )  # fmt: skip
+        prefix = _prefix([name for name, (one, _) in pieces.items() if one.shape])
+        kept = {
+            name.removeprefix(prefix): found
+            for name, found in pieces.items()
+            if name.startswith(prefix)
+        }
+        named = {name: (replace(one, name=name), parts) for name, (one, parts) in kept.items()}
+        return cls(place, named, tuple(unreadable))
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(one for one, _ in self.pieces.values())
 
     def read(self, name: str) -> NDArray[Any]:
-        one = next(tensor for tensor in self.tensors if tensor.name == name)
-        pieces = self.pieces[name]
+        one, pieces = self.pieces[name]
         if len(pieces) == 1:
             return self._part(name, pieces[0], one)
         whole = np.empty(one.shape, dtype_of(one.dtype))
@@ -121,6 +126,9 @@ class Distributed:
         if part.shape != piece.sizes or part.dtype != dtype_of(one.dtype):
             raise _bad(self.place, f"a piece of {name} is not what the metadata says")
         return part
+
+    def only(self, names: Collection[str]) -> "Distributed":
+        return replace(self, pieces={name: self.pieces[name] for name in names})
 
     def close(self) -> None:
         """Nothing stays open."""

@@ -1,8 +1,8 @@
 """GGUF, the files of llama.cpp: their matrices are mostly quantized, and read as what they stand for."""
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -64,6 +64,9 @@ class GgufFile:
                 f"{self.place}: {name} is stored as {one.tensor_type.name}, which could not be read "
                 f"({str(error)[:120]})"
             ) from None
+
+    def only(self, names: Collection[str]) -> "GgufFile":
+        return replace(self, tensors=(), metadata={})
 
     def close(self) -> None:
         """Let go of the file, which is kept open because reading its vocabulary takes a second."""

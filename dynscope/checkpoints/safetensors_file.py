@@ -5,8 +5,8 @@ because only so a tensor can be fetched from a bucket without the rest of its fi
 """
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -31,11 +31,13 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class SafetensorsFile:
-    """A file whose header has been read and checked; ``starts`` are the tensors' places in it."""
+    """A file whose header has been read and checked.
+
+    ``places`` are its tensors by name, each with the byte of the file at which it begins.
+    """
 
     place: Place
-    tensors: tuple[Tensor, ...]
-    starts: Mapping[str, int]
+    places: Mapping[str, tuple[Tensor, int]]
     metadata: Mapping[str, str]
     unreadable: tuple[tuple[str, str], ...] = ()
 
@@ -50,21 +52,25 @@ class SafetensorsFile:
         _check_places(place, entries, place.size - begin)
         known = {n: e for n, e in entries.items() if e.dtype in _DTYPES}
         odd = {n: e for n, e in entries.items() if n not in known}
-        tensors = tuple(
-            Tensor(name, one.shape, _DTYPES[one.dtype], one.end - one.start)
-            for name, one in known.items()
-        )
+        places = {}
         for name, one in known.items():
             _check_size(place, name, one)
-        starts = {name: begin + one.start for name, one in known.items()}
+            tensor = Tensor(name, one.shape, _DTYPES[one.dtype], one.end - one.start)
+            places[name] = (tensor, begin + one.start)
         reasons = tuple((n, f"its dtype {e.dtype!r} is not read here") for n, e in odd.items())
-        return cls(place, tensors, starts, metadata, reasons)
+        return cls(place, places, metadata, reasons)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(one for one, _ in self.places.values())
 
     def read(self, name: str) -> NDArray[Any]:
-        one = next(tensor for tensor in self.tensors if tensor.name == name)
-        start = self.starts[name]
+        one, start = self.places[name]
         raw = self.place.read(start, start + one.nbytes)
         return raw.view(dtype_of(one.dtype)).reshape(one.shape)
+
+    def only(self, names: Collection[str]) -> "SafetensorsFile":
+        return replace(self, places={name: self.places[name] for name in names}, metadata={})
 
     def close(self) -> None:
         """Nothing stays open."""

@@ -4,7 +4,7 @@ import re
 import sys
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -80,6 +80,10 @@ class TorchFile:
         except Exception as error:  # a damaged file can end in any exception
             told = first_line(error)
             raise InputError(f"{self.place}: {name} could not be read ({told})") from None
+
+    def only(self, names: Collection[str]) -> "TorchFile":
+        """Itself: all tensors share what was loaded."""
+        return self
 
     def close(self) -> None:
         self._loaded = None
