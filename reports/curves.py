@@ -1,10 +1,12 @@
 """Which columns of a metric make one curve over depth: layers alike, one per block.
 
 Sites and parameters are grouped by stack, role and name with the numbers taken out, so that
-``h.0.attn.q.weight``, ``h.1.attn.q.weight``, … are one curve. Nothing is averaged.
+``h.0.attn.q.weight``, ``h.1.attn.q.weight``, … are one curve. Nothing is averaged. Of hundreds of
+layers of one kind in every block, as experts are, the lowest, the median and the highest are curves.
 """
 
 import re
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -15,6 +17,14 @@ from numpy.typing import NDArray
 from dynscope.reports import words
 from dynscope.site import POOLED, ROLES, Parameter, Site
 
+Floats = NDArray[np.floating]
+
+MOST_ALIKE = 16
+"""Curves of one kind beyond which only their median and their extremes are drawn."""
+
+_AMONG: dict[str, Callable[..., Floats]] = {
+    "median": np.nanmedian, "lowest": np.nanmin, "highest": np.nanmax,
+}  # fmt: skip
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
@@ -37,6 +47,9 @@ class Curve:
     ``minor`` curves (vectors) are drawn only when asked for; layers outside the blocks are not
     ``joined``: they are points before the first and after the last block. ``noun`` is what a depth
     counts: blocks, or layers in the order of calls.
+
+    Of a crowd ``columns`` is (D, most layers of one depth), filled up with -1, and ``among`` says
+    which of them the curve shows: their "median", "lowest" or "highest".
     """
 
     label: str
@@ -48,6 +61,15 @@ class Curve:
     minor: bool = False
     joined: bool = True
     noun: str = "block"
+    among: str = ""
+
+    def values(self, rows: Floats) -> Floats:
+        """The values (steps, D) of rows of a metric, (steps, sites or parameters)."""
+        if not self.among:
+            return rows[:, self.columns]
+        found = np.where(self.columns < 0, np.nan, rows[:, self.columns])
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # all are NaN
+            return np.asarray(_AMONG[self.among](found, axis=2), np.float32)
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -106,7 +128,11 @@ def _curves(
     outside = [layer for layer in layers if layer.depth < 0]
     alike = list(_alike(placed, kind))
     labels = _labels(alike, kind)
-    found = [_curve(label, group) for label, group in zip(labels, alike, strict=True)]
+    found = [
+        curve
+        for label, group in zip(labels, alike, strict=True)
+        for curve in ((_curve(label, group),) if _distinct(group) else _crowd(label, group))
+    ]
     found.sort(key=lambda curve: (curve.minor, curve.stack, _rank(curve.role)))
     if not found and outside:
         return (_in_order(outside),)
@@ -114,16 +140,15 @@ def _curves(
 
 
 def _alike(layers: Sequence[Layer], kind: Callable[[str], str]) -> Iterable[list[Layer]]:
-    """Layers of one ``kind`` by their names; told further apart where depths repeat."""
+    """Layers of one ``kind`` by their names; told further apart where depths repeat, unless a crowd."""
     for group in _by(layers, kind).values():
-        if _distinct(group):
-            yield group
-            continue
-        for part in _by(group, lambda name: _NUMBER.sub("*", name, count=1)).values():
-            if _distinct(part):
-                yield part
-            else:
-                yield from ([layer] for layer in part)
+        parts = [group] if _distinct(group) else list(_apart(group))
+        yield from parts if len(parts) <= MOST_ALIKE else [group]
+
+
+def _apart(layers: Sequence[Layer]) -> Iterable[list[Layer]]:
+    for part in _by(layers, lambda name: _NUMBER.sub("*", name, count=1)).values():
+        yield from [part] if _distinct(part) else ([layer] for layer in part)
 
 
 def _by(layers: Iterable[Layer], template: Callable[[str], str]) -> dict[object, list[Layer]]:
@@ -152,7 +177,8 @@ def _long(layers: Sequence[Layer], kind: Callable[[str], str]) -> str:
     first = layers[0]
     if kind is _kind and len(layers) > 1:
         return f"{_stack(first)}{words.role(first.role)} {_kind(first.name)}"
-    return f"{_stack(first)}{_tail(first.name)}"
+    tail = _tail(first.name)
+    return f"{_stack(first)}{tail if _distinct(layers) else _unnumbered(tail)}"
 
 
 def _short(layer: Layer) -> str:
@@ -179,6 +205,31 @@ def _rank(role: str) -> int:
 def _curve(label: str, layers: Sequence[Layer]) -> Curve:
     ordered = sorted(layers, key=lambda layer: layer.depth)
     return _as_curve(label, ordered, [layer.depth for layer in ordered])
+
+
+def _crowd(label: str, layers: Sequence[Layer]) -> Iterable[Curve]:
+    by_depth: dict[int, list[Layer]] = {}
+    for layer in layers:
+        by_depth.setdefault(layer.depth, []).append(layer)
+    depths = sorted(by_depth)
+    columns = np.full((len(depths), max(map(len, by_depth.values()))), -1, np.int64)
+    for place, depth in enumerate(depths):
+        columns[place, : len(by_depth[depth])] = [layer.column for layer in by_depth[depth]]
+    one = replace(
+        _as_curve(label, [by_depth[depth][0] for depth in depths], depths), columns=columns
+    )
+    for among in _AMONG:
+        names = tuple(
+            f"{among} of {len(by_depth[d])}, {_every(by_depth[d][0].name)}" for d in depths
+        )
+        yield replace(one, label=f"{label}, {among}", names=names, among=among)
+
+
+def _every(name: str) -> str:
+    """A name with every number but the first, a block's, taken out."""
+    first = _NUMBER.search(name)
+    end = first.end() if first else 0
+    return name[:end] + _NUMBER.sub("*", name[end:])
 
 
 def _in_order(layers: Sequence[Layer]) -> Curve:

@@ -26,6 +26,7 @@ Trace = dict[str, Any]
 MOST_MARKED = 24  # points beyond which a line over the training has no marks
 MOST_GHOSTS = 3  # curves beyond which those of the first step would only be a tangle
 VALUE = "%{y:.4~g}"
+_DASH = {"lowest": "dot", "highest": "dot"}
 
 
 def layout(x: Axis, y: Axis, **more: Any) -> dict[str, Any]:
@@ -54,7 +55,7 @@ def curve_trace(curve: Curve, values: Any, colour: str, **more: Any) -> Trace:
         "y": values,
         "customdata": [words.literal(name) for name in curve.names],
         "mode": "markers" if lone else "lines+markers",
-        "line": {"color": colour, "width": 2},
+        "line": {"color": colour, "width": 2, "dash": _DASH.get(curve.among, "solid")},
         "marker": {
             "color": colour,
             "size": 9 if lone else 6,

@@ -80,7 +80,7 @@ class Measured:
     @cached_property
     def stream(self) -> Curve | None:
         """The curve that stands for the residual stream, or for all layers where there is none."""
-        joined = [curve for curve in self.site_curves if curve.joined]
+        joined = [curve for curve in self.site_curves if curve.joined and not curve.among]
         return joined[0] if joined else None
 
     @cached_property
@@ -101,7 +101,7 @@ class Measured:
         )  # fmt: skip
 
     def _alike(self, name: str, one: Curve, other: Curve) -> bool:
-        a, b = (self.array(name)[:, curve.columns] for curve in (one, other))
+        a, b = (curve.values(self.array(name)) for curve in (one, other))
         return bool(np.isfinite(a).any()) and same(a, b)
 
     @cached_property

@@ -144,8 +144,8 @@ def _pair(first: Side, second: Side, metric: Metric, most: int) -> Iterator[Diff
         if other is None or curve.minor or not curve.joined or not len(rows):
             continue
         depths, mine, its = np.intersect1d(curve.depths, other.depths, return_indices=True)
-        a = one.array(metric.name)[np.ix_(ours[rows], curve.columns[mine])]
-        b = two.array(metric.name)[np.ix_(theirs[rows], other.columns[its])]
+        a = curve.values(one.array(metric.name)[ours[rows]])[:, mine]
+        b = other.values(two.array(metric.name)[theirs[rows]])[:, its]
         if not len(depths) or np.isnan(a).all() or np.isnan(b).all():
             continue
         names = tuple(curve.names[place] for place in mine)

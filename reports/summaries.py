@@ -111,7 +111,7 @@ def profile(measured: Measured, metric: Metric) -> Profile:
     """A metric over depth at the drawn steps; curves that hold no number are left out."""
     rows = measured.rows(metric)
     taken = measured.array(metric.name)[rows.rows]
-    every = [Series(curve, taken[:, curve.columns]) for curve in measured.curves(metric)]
+    every = [Series(curve, curve.values(taken)) for curve in measured.curves(metric)]
     series = tuple(one for one in every if np.isfinite(one.values).any())
     return Profile(metric, rows.drawn, series, _laws(metric, series))
 
@@ -138,7 +138,7 @@ def massive(measured: Measured) -> Massive | None:
     rows = measured.drawn
 
     def taken(name: str) -> Floats:
-        return measured.array(name)[rows.rows][:, curve.columns]
+        return curve.values(measured.array(name)[rows.rows])
 
     magnitude = np.abs(taken("massive/value"))
     if np.isnan(magnitude).all():

@@ -1,9 +1,14 @@
 """Which sites and parameters make one curve over depth."""
 
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynscope.reports.curves import parameter_curves, site_curves
+from dynscope.reports.curves import MOST_ALIKE, parameter_curves, site_curves
 from dynscope.site import ROLES, Parameter, Site
 from tests.factories import make_parameters, make_sites
 
@@ -106,3 +111,36 @@ def test_every_site_is_in_exactly_one_curve_and_depths_do_not_repeat_in_it(
     for curve in curves:
         if curve.joined:
             assert len(set(curve.depths.tolist())) == len(curve.depths)
+
+
+def test_of_a_crowd_of_experts_the_median_and_the_extremes_are_curves() -> None:
+    experts = {0: 20, 1: 17}  # a block may have fewer
+    names = [f"h.{block}.experts.{i}.up" for block in experts for i in range(experts[block])]
+    shared = [f"h.{block}.shared.up" for block in experts]
+    curves = parameter_curves(
+        [Parameter(name, "up", 0, int(name[2]), (2, 2), 4) for name in names + shared]
+    )
+    assert [curve.label for curve in curves] == [
+        "experts.*.up, median", "experts.*.up, lowest", "experts.*.up, highest", "shared.up",
+    ]  # fmt: skip
+    assert curves[1].names == (
+        "lowest of 20, h.0.experts.*.up", "lowest of 17, h.1.experts.*.up",
+    )  # fmt: skip
+    rows = np.random.default_rng(0).normal(size=(3, 39)).astype(np.float32)
+    rows[1, 5] = np.nan
+    rows[2, :20] = np.nan
+    ways: tuple[Callable[..., Any], ...] = (np.nanmedian, np.nanmin, np.nanmax, np.sum)
+    for curve, of in zip(curves, ways, strict=True):
+        values = curve.values(rows)
+        for step in range(3):
+            for depth, own in enumerate((range(20), range(20, 37))):
+                members = [37 + depth] if "shared" in curve.label else list(own)
+                seen = [rows[step, i] for i in members if not np.isnan(rows[step, i])]
+                np.testing.assert_equal(values[step, depth], of(seen) if seen else np.nan)
+
+
+@pytest.mark.parametrize(("experts", "curves"), [(MOST_ALIKE, MOST_ALIKE), (MOST_ALIKE + 1, 3)])
+def test_few_experts_are_drawn_each(experts: int, curves: int) -> None:
+    names = [f"h.{block}.experts.{i}" for block in range(2) for i in range(experts)]
+    found = site_curves([Site(name, "experts", 0, int(name[2])) for name in names])
+    assert len(found) == curves
