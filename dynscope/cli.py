@@ -195,7 +195,7 @@ def weights(
     with Progress("Reading") as progress:
         run = sweep.weights(
             paths, target, method=method, trim=trim,
-            roles=[role for given in roles or () for role in given.split(",")], match=match or (),
+            roles=[role for given in roles or () for role in given.replace(" ", "").split(",")], match=match or (),
             workers=workers, scheduler=scheduler, allow=allow or (), overwrite=force,
             progress=lambda done, total, where: progress(_bar(done, total, where)),
         )  # fmt: skip

@@ -5,6 +5,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -30,6 +31,12 @@ class Place:
     """A path or a URL; reading it, or looking into it, raises `InputError` in one line."""
 
     path: str
+
+    def __post_init__(self) -> None:
+        try:
+            urlsplit(self.path if self.is_remote else "")
+        except ValueError as error:
+            raise InputError(f"{self.path}: is no URL ({error})") from None
 
     def __str__(self) -> str:
         """As it may be shown: without a password or a token of the URL."""
@@ -74,6 +81,16 @@ class Place:
         if not self.is_remote:
             return os.path.isdir(self.path)
         return bool(self._ask(lambda: self._files.isdir(self._key)))
+
+    def check_answer(self) -> None:
+        """Raises `InputError` where a web server refuses, or is not there; not for what it lacks."""
+
+        def ask() -> None:
+            with suppress(FileNotFoundError):
+                self._files.exists(self._key, strict=True)
+
+        if self.is_on_web:
+            self._ask(ask)
 
     def names(self) -> list[str]:
         """What lies in a folder, sorted; nothing where that cannot be listed."""
@@ -189,8 +206,11 @@ def _told(place: Place, question: Callable[[], T]) -> T:
         return question()
     except InputError:
         raise
-    except FileNotFoundError:
-        raise InputError(f"{place}: no such file or folder") from None
+    except FileNotFoundError as error:
+        refused = error.__cause__  # fsspec says so of whatever a web server answers
+        if refused is None or getattr(refused, "status", 0) == 404:
+            raise InputError(f"{place}: no such file or folder") from None
+        raise InputError(f"{place}: cannot be read ({_harmless(refused)})") from None
     except PermissionError as error:
         raise InputError(
             f"{place}: access is denied ({_harmless(error)}); check its rights or your credentials"

@@ -16,6 +16,7 @@ _NUMBER = re.compile(
 )
 _BARE = re.compile(r"^(\d+)(?=$|\.\D)|(?<=[_-])(\d{3,})(?=$|\.\D)")  # not llama-3
 
+_LAST_STEP = 2**63 - 1
 _UNITS = {"": 1, "k": 1000, "m": 1_000_000}  # else it is e3 and the like
 
 
@@ -73,7 +74,8 @@ def _with_step(place: Place, one: Checkpoint) -> Checkpoint:
     told = step_of(place.name)
     if told is None and one.step is None and _is_file(place):
         told = step_of(place.parent.name)
-    return replace(one, step=one.step if told is None else told)
+    step = one.step if told is None else told
+    return replace(one, step=step if step is None or step <= _LAST_STEP else None)
 
 
 def _names(place: Place) -> list[str] | None:
@@ -121,6 +123,7 @@ def _expanded(place: Place) -> Iterator[Place]:
     members = [place.child(name) for name in inside if is_tensor_file(name)]
     members += [child for name in inside if (child := place.child(name)).is_folder()]
     if not members:
+        place.check_answer()
         raise InputError(
             f"{place}: holds no checkpoint: expected .safetensors, .bin, .pt, .ckpt or .gguf files, "
             "a torch.distributed checkpoint, or a series such as step100/ step200/"

@@ -273,7 +273,8 @@ def _model(saved: Any) -> dict[str, Any]:
 def _find(saved: Any, levels: int) -> dict[str, Any]:
     """The mapping of names to tensors that is the model, whatever it is wrapped in.
 
-    What has the name of a model comes before tensors beside it, a best loss or a random state.
+    What has the name of a model comes before tensors beside it, a best loss or a random state. Several
+    models, a generator and a discriminator, keep their names in front of their tensors'.
     """
     if not isinstance(saved, Mapping) or levels < 0:
         return {}
@@ -283,14 +284,22 @@ def _find(saved: Any, levels: int) -> dict[str, Any]:
         found = _find(inner[key], levels - 1)
         if found:
             return _without(found, "model.") if key == "state_dict" else found
-    if any(one.ndim > 1 for one in own.values()):
+    if _has_matrix(own):
         return own
-    for key, value in inner.items():
-        if key not in _MODELS and not _OTHERS.search(key):
-            found = _find(value, levels - 1)
-            if any(one.ndim > 1 for one in found.values()):
-                return found
-    return own
+    others = {
+        key: _find(value, levels - 1)
+        for key, value in inner.items()
+        if not (key in _MODELS or _OTHERS.search(key) or "param_groups" in value)
+    }
+    several = {key: found for key, found in others.items() if _has_matrix(found)}
+    if len(several) == 1:
+        return next(iter(several.values()))
+    named = ((key, found.items()) for key, found in several.items())
+    return {f"{key}.{name}": one for key, items in named for name, one in items} or own
+
+
+def _has_matrix(tensors: Mapping[str, Any]) -> bool:
+    return any(one.ndim > 1 for one in tensors.values())
 
 
 def _tensors(saved: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:

@@ -54,8 +54,8 @@ def heads(config: Mapping[str, Any]) -> tuple[int, int]:
     query = next((said[n] for n in names if n in said), 0)
     told = (said.get(name) for name in ("num_key_value_heads", "num_kv_heads", "n_head_kv"))
     key = getattr(settings, "num_key_value_heads", None) or next(filter(None, told), query)
-    whole = isinstance(query, int) and isinstance(key, int)
-    return (query, key) if whole else (0, 0)
+    counts = all(isinstance(one, int) and one > 0 for one in (query, key))
+    return (query, key) if counts else (0, 0)
 
 
 def _tower(config: Mapping[str, Any], path: str) -> dict[str, Any]:

@@ -165,7 +165,7 @@ def _count(module: Any, *names: str) -> int:
     for place in (module, getattr(module, "config", None)):
         for name in names:
             value = getattr(place, name, None)
-            if isinstance(value, int):
+            if isinstance(value, int) and value > 0:
                 return value
     return 0
 

@@ -9,19 +9,19 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from platform import python_version
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 
 from dynscope import weibull
 from dynscope.catalogue import lookup
 from dynscope.checkpoints import series
-from dynscope.errors import InputError
+from dynscope.checkpoints.place import Place
+from dynscope.errors import InputError, first_line
 from dynscope.run import Run
 from dynscope.schema import Header
 from dynscope.structure.configs import heads
 from dynscope.structure.names import attention_kind
-from dynscope.sweep.journal import Journal
+from dynscope.sweep.journal import AGAIN, Journal
 from dynscope.sweep.plan import Choice, Plan
 from dynscope.sweep.weigh import METRICS, UNREAD, Row, Task, Weighed, pooled, weigh
 from dynscope.sweep.workers import cluster, here, processes
@@ -108,7 +108,7 @@ def output_name(paths: Sequence[PathLike]) -> Path:
 
 
 def _stem(path: str) -> str:
-    place = Path(urlsplit(path).path if "://" in path else os.path.abspath(path))
+    place = Path(Place(path).name)
     known = {".safetensors", ".gguf", ".bin", ".pt", ".pth", ".ckpt", ".json"}
     return (place.stem if place.suffix in known else place.name) or "checkpoint"
 
@@ -172,6 +172,8 @@ def _write(plan: Plan, journal: Journal, target: Path) -> None:
         finally:
             writer.close()
         part.replace(target)
+    except OSError as error:
+        raise InputError(f"{target}: cannot be written ({first_line(error)}); {AGAIN}") from None
     finally:
         part.unlink(missing_ok=True)
 

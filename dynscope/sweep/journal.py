@@ -13,6 +13,8 @@ import numpy as np
 from dynscope.errors import InputError
 from dynscope.sweep.weigh import Row, Weighed
 
+AGAIN = "make room and call again: what is done is kept"
+
 _TABLES = {
     "plan": "text TEXT",
     "done": "task INTEGER PRIMARY KEY",
@@ -114,7 +116,10 @@ class Journal:
         self._file.execute("BEGIN")
         try:
             yield
-        except BaseException:
-            self._file.execute("ROLLBACK")
+            self._file.execute("COMMIT")
+        except BaseException as error:
+            if self._file.in_transaction:  # a full disk has ended it
+                self._file.execute("ROLLBACK")
+            if isinstance(error, sqlite3.OperationalError):
+                raise InputError(f"{self.path}: cannot be written ({error}); {AGAIN}") from None
             raise
-        self._file.execute("COMMIT")

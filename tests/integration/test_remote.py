@@ -1,5 +1,6 @@
 """Checkpoints behind URLs: a real S3 server and a real web server on this machine."""
 
+import gc
 import http.server
 import json
 import logging
@@ -18,17 +19,28 @@ import numpy as np
 import pytest
 import s3fs
 import torch
+from fsspec.implementations.http import HTTPFileSystem
 from moto.server import ThreadedMotoServer
 from safetensors.numpy import save_file
 
 from dynscope.checkpoints import series
 from dynscope.errors import InputError
+from dynscope.sweep import weights
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def _connections_end_here() -> Iterator[None]:
+    """What fsspec leaves open is told when it is collected, which may be in another file's test."""
+    yield
+    HTTPFileSystem.clear_instance_cache()
+    s3fs.S3FileSystem.clear_instance_cache()
+    gc.collect()
 
 
 class Counter:
@@ -260,6 +272,33 @@ class Whole(http.server.SimpleHTTPRequestHandler):
 
     def log_message(self, *arguments: object) -> None:
         pass
+
+
+class Refusing(http.server.SimpleHTTPRequestHandler):
+    """A server that wants a password."""
+
+    def send_head(self) -> None:
+        self.send_error(401)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+def test_a_server_that_refuses_or_is_not_there_is_no_empty_folder(tmp_path: Path) -> None:
+    with served(tmp_path, Refusing) as url:
+        for path in (url, f"{url}/model.safetensors"):
+            with pytest.raises(InputError, match=r"cannot be read \(401"):
+                series([path])
+    for path in (url, f"{url}/model.safetensors"):
+        with pytest.raises(InputError, match="cannot be read .*connect"):
+            series([path])
+    with served(tmp_path) as url:
+        with pytest.raises(InputError, match="holds no checkpoint"):
+            series([f"{url}/m"])
+        with pytest.raises(InputError, match="no such file"):
+            series([f"{url}/m.safetensors"])
+    with pytest.raises(InputError, match=r"http://\[::1: is no URL"):
+        weights("http://[::1")
 
 
 def test_a_server_without_ranges_is_asked_for_the_file_once(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -149,6 +151,44 @@ def test_roles_and_names_choose(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*no.h5*"))
 
 
+def test_a_full_disk_is_told_and_what_is_done_is_kept(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "m")
+    limited = f"""
+        import resource
+        from dynscope import sweep
+        sweep.plan.TASK_BYTES = 20_000
+        before = sweep.journal.Journal.add
+        def add(self, weighed):
+            if weighed.task == 5:
+                size = self.path.stat().st_size
+                resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+            before(self, weighed)
+        sweep.journal.Journal.add = add
+        try:
+            sweep.weights({str(folder)!r}, {str(tmp_path / "m.h5")!r})
+        except sweep.InputError as error:
+            print(error)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(limited)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert re.fullmatch(r".*m\.h5\.partial: cannot be written \(.*\); make room .*\n", done.stdout)
+    assert not (tmp_path / "m.h5").exists()
+    assert np.isfinite(weights(folder, tmp_path / "m.h5")["weight/weibull_k"].values).any()
+
+
+@pytest.mark.parametrize("heads", [-4, 0, "4", 10**30])
+def test_absurd_heads_are_not_split_by(heads: object, tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "m")
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"num_attention_heads": heads}))
+    run = weights(folder, tmp_path / "m.h5")
+    assert np.isfinite(run["weight/weibull_k"].values).any()
+
+
+def test_a_step_that_no_file_can_hold_is_none(tmp_path: Path) -> None:
+    run = weights(checkpoint(tmp_path / "step99999999999999999999"), tmp_path / "m.h5")
+    assert run.weight_steps.tolist() == [0]
+
+
 def test_the_binned_protocol_is_recorded_and_not_compared_with_the_exact_one(
     tmp_path: Path,
 ) -> None:
@@ -230,7 +270,7 @@ def test_nothing_is_left_half_written_when_the_disk_is_full(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("dynscope.sweep.RunWriter.weights", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(InputError, match=r"m\.h5: cannot be written \(.*No space .* is kept"):
         weights(folder, tmp_path / "m.h5")
     assert not (tmp_path / "m.h5").exists() and not list(tmp_path.glob("*.part*.h5"))
     monkeypatch.undo()
