@@ -212,7 +212,7 @@ def lines(run: Run, table: Sequence[RoleWeights]) -> Iterator[str]:
             f"± {one.k_stderr:.4f}" if isfinite(one.k_stderr) else "",
             f"{one.median_k:.4f}",
             f"± {one.median_stderr:.4f}",
-            f"{one.below} of {one.matrices}" if one.verdict.reads_band else "",
+            f"{one.below:,} of {one.matrices:,}" if one.verdict.reads_band else "",
             one.verdict.word,
         )
         for one in table

@@ -52,7 +52,7 @@ def compare(
         Contents(
             title=words.listing([side.label for side in sides]),
             kicker="Comparison of training dynamics",
-            badges=tuple(Tile(side.letter, side.label, side.measured.drawn.text, "", side.colour)
+            badges=tuple(Tile(side.letter, side.label, side.measured.told.text, "", side.colour)
                          for side in sides),
             statements=tuple(contrast.statements(sides, _is_same(sections))),
             tiles=(),

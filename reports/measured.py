@@ -71,6 +71,11 @@ class Measured:
         columns = sum(_columns(self.curves(metric)) for metric in weights)
         return thin(self.run.weight_steps, affordable_rows(columns, self.share / 4))
 
+    @property
+    def told(self) -> Drawn:
+        """The drawn rows that a page speaks of: of a run of weights alone, those of its weights."""
+        return self.drawn if len(self.run.steps) else self.drawn_weights
+
     def curves(self, metric: Metric) -> tuple[Curve, ...]:
         return self.site_curves if metric.axes[-1] == "site" else self.parameter_curves
 

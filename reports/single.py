@@ -60,10 +60,10 @@ def _badges(measured: Measured) -> tuple[Tile, ...]:
     if not closed:
         state = Tile("not closed", "", "Still being written, or killed: rows may follow.", "warn")
     found = [state]
-    if measured.drawn.thinned:
-        drawn = words.integer(len(measured.drawn.rows))
-        label = f"{drawn} of {words.integer(len(measured.run.steps))} steps drawn"
-        found.append(Tile(label, "", measured.drawn.text))
+    told = measured.told
+    if told.thinned:
+        label = f"{words.integer(len(told.rows))} of {words.integer(len(told.steps))} steps drawn"
+        found.append(Tile(label, "", told.text))
     return tuple(found)
 
 
@@ -146,7 +146,7 @@ def _others(measured: Measured) -> Section:
 
 def _cost(measured: Measured) -> Section:
     found = cards.cost_card(measured)
-    lead = f"{measured.drawn.text} What is missing is blank in the charts, and said here."
+    lead = f"{measured.told.text} What is missing is blank in the charts, and said here."
     tables = (_coverage(measured), _events(measured))
     return Section(
         "cost-and-coverage", "Cost and coverage", lead, (found,) if found else (), tables

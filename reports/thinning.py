@@ -16,14 +16,19 @@ MOST_ROWS = 300
 MOST_POINTS = 1600
 PAGE_BYTES = 5_200_000  # of drawn numbers; plotly.js takes 4.8 MB of the 12 MB a page may have
 _CELL_BYTES = 16 / 3  # four bytes in base64
+_EXTREMES = ", the last and those of the largest loss, gradient and activation"
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """The rows of an axis that are drawn, of all its recorded steps."""
+    """The rows of an axis that are drawn, of all its recorded steps.
+
+    ``extremes`` is whether those of the largest loss, gradient and activation are among them.
+    """
 
     rows: Rows
     steps: NDArray[np.int64]
+    extremes: bool = False
 
     @property
     def drawn(self) -> NDArray[np.int64]:
@@ -39,9 +44,8 @@ class Drawn:
             return f"Every one of {words.count(len(self.steps), 'recorded step')} is drawn."
         return (
             f"Depth charts and maps draw {words.integer(len(self.rows))} of "
-            f"{words.count(len(self.steps), 'recorded step')}, evenly spaced, always with the "
-            "first, the last and those of the largest loss, gradient and activation. "
-            "The words and figures of the summary use all of them."
+            f"{words.count(len(self.steps), 'recorded step')}, evenly spaced, always with the first"
+            f"{_EXTREMES if self.extremes else ' and the last'}. The words and figures of the summary use all of them."
         )
 
 
@@ -57,7 +61,7 @@ def thin(steps: NDArray[np.int64], most: int, always: Iterable[int] = ()) -> Dra
         return Drawn(np.arange(total), steps)
     even = np.linspace(0, total - 1, max(most, FEWEST_ROWS)).round().astype(np.int64)
     extra = np.array([row for row in always if 0 <= row < total], np.int64)
-    return Drawn(np.union1d(even, extra), steps)
+    return Drawn(np.union1d(even, extra), steps, extremes=len(extra) > 0)
 
 
 def thin_line(values: Floats, most: int = MOST_POINTS) -> Rows:

@@ -61,7 +61,7 @@ def _places(one: RoleWeights, noun: str) -> str:
     if not one.verdict.reads_band:
         return text
     if one.below == one.matrices > 1:
-        return f"{text}, all {one.matrices} below {BAND[0]}"
+        return f"{text}, all {words.integer(one.matrices)} below {BAND[0]}"
     if not depths:
         return text
     return f"{text}, below {BAND[0]} in {words.places(noun, depths, of=one.matrices)}"
@@ -96,8 +96,8 @@ def role_table(measured: Measured) -> Table | None:
 def _below(one: RoleWeights) -> str:
     if not one.verdict.reads_band:
         return ""
-    clearly = f", {len(one.clearly)} clearly" * (len(one.clearly) != one.below)
-    return f"{one.below} of {one.matrices}{clearly}"
+    clearly = f", {words.integer(len(one.clearly))} clearly" * (len(one.clearly) != one.below)
+    return f"{words.integer(one.below)} of {words.integer(one.matrices)}{clearly}"
 
 
 def published_card(measured: Measured) -> Card | None:

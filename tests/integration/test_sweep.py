@@ -21,6 +21,7 @@ import dynscope
 from dynscope import weibull
 from dynscope.by_role import by_role
 from dynscope.errors import InputError
+from dynscope.reports import compare, report
 from dynscope.run import Run
 from dynscope.site import POOLED
 from dynscope.sweep import output_name, weights
@@ -127,9 +128,6 @@ def test_a_series_becomes_a_run_whose_steps_are_its_checkpoints(tmp_path: Path) 
     alone = weights(tmp_path / "run" / "step200", tmp_path / "alone.h5")
     for metric in METRICS:
         np.testing.assert_array_equal(run[metric].values[1], alone[metric].values[0])
-    from dynscope.reports.comparison import compare
-    from dynscope.reports.single import report
-
     page = report(run).html
     assert "3 checkpoints of 16 tensors" in page and "Weibull shape, median k of" in page
     assert "Beside published models" in page and "Shape k by role" in page
@@ -200,8 +198,6 @@ def test_the_binned_protocol_is_recorded_and_not_compared_with_the_exact_one(
     expected = weibull.fit(tensors()[name].numpy(), "binned", "mid_90").k
     assert at(binned, "weibull_k", name) == pytest.approx(expected, rel=1e-6)
     assert at(exact, "weibull_k", name) != pytest.approx(expected, rel=1e-4)
-    from dynscope.reports.comparison import compare
-
     told = "Weibull fits are not compared: they were made by exact mid_80 (a) and binned mid_90 (b)"
     assert told in compare([exact, binned], ["exact", "binned"]).html
     other = weights(checkpoint(tmp_path / "n", seed=1), tmp_path / "n.h5")
@@ -211,6 +207,11 @@ def test_the_binned_protocol_is_recorded_and_not_compared_with_the_exact_one(
     trained = dynscope.load(tmp_path / "trained.h5")
     assert "are not compared" not in compare([trained, exact], ["trained", "exact"]).html
     assert "are not compared" in compare([trained, binned], ["trained", "binned"]).html
+
+
+def test_a_page_of_checkpoints_counts_them(tmp_path: Path) -> None:
+    run = weights(run_series(tmp_path / "run"), tmp_path / "m.h5")
+    assert "Every one of 3 recorded steps is drawn." in report(run).html
 
 
 def test_what_cannot_be_read_is_in_the_coverage_and_the_rest_is_measured(tmp_path: Path) -> None:
@@ -457,8 +458,6 @@ def test_the_command_line_says_what_it_found(tmp_path: Path) -> None:
 
 
 def test_ck_04_a_tied_head_that_one_file_lacks_is_no_alarm(tmp_path: Path) -> None:
-    from dynscope.reports.comparison import compare
-
     both = {"model.embed.weight": torch.randn(300, 40), "lm_head.weight": torch.randn(300, 40)}
     both |= {f"model.layers.{i}.mlp.up_proj.weight": torch.randn(80, 40) for i in range(2)}
     save_file(both, tmp_path / "untied.safetensors")

@@ -17,6 +17,9 @@ def test_a_thinned_run_keeps_its_ends_and_its_extremes_and_says_so() -> None:
     assert 5000 not in drawn.rows
     assert 100 <= len(drawn.rows) <= 101
     assert "101 of 2,000 recorded steps" in drawn.text or "100 of" in drawn.text
+    assert "the first, the last and those of the largest loss" in drawn.text
+    plain = thin(np.arange(1, 2001), most=100)
+    assert "always with the first and the last. The words" in plain.text
 
 
 def test_more_columns_leave_fewer_rows() -> None:
