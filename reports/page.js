@@ -354,7 +354,8 @@
       for (const link of links.values()) link.removeAttribute("aria-current");
       const link = links.get(target.id);
       link?.setAttribute("aria-current", "true");
-      if (link) link.parentElement.scrollTo({ left: link.offsetLeft - 80, behavior: "smooth" });
+      const nav = link?.parentElement;
+      nav?.scrollTo({ left: link.offsetLeft - nav.offsetLeft - 80, behavior: "smooth" });
     }
   }, { rootMargin: "-20% 0px -75% 0px" });
   for (const section of document.querySelectorAll("main > section")) reader.observe(section);

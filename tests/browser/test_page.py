@@ -196,6 +196,27 @@ def test_nothing_is_wider_than_the_window(folder: Path, width: int, dark: bool) 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 1000])
+def test_the_section_that_is_read_is_in_sight_in_the_contents(folder: Path, width: int) -> None:
+    sections = "return [...document.querySelectorAll('main > section')].map((one) => one.id)"
+    scroll = "document.getElementById(arguments[0]).scrollIntoView()"
+    shown = """
+        const nav = document.querySelector("nav"), link = nav.querySelector("[aria-current]");
+        const [a, b] = [nav, link].map((one) => one.getBoundingClientRect());
+        return a.left <= b.left && b.right <= a.right && link.hash;
+    """
+    with browser(width, 844) as driver:
+        open_page(driver, folder / "one.html")
+        seen = set()
+        for section in driver.execute_script(sections):
+            for _ in range(2):  # the charts that are drawn move it
+                driver.execute_script(scroll, section)
+                time.sleep(0.5)
+            seen.add(wait(driver, shown))
+        assert len(seen) > 5
+
+
+@pytest.mark.slow
 def test_a_long_deep_run_fits_on_a_page_that_opens(tmp_path: Path) -> None:
     path = make_run(tmp_path / "long.h5", blocks=48, steps=2000, every=5)
     page = tmp_path / "long.html"
