@@ -12,6 +12,7 @@ from dynscope.reports import facts, overview, pairing, words
 from dynscope.reports.charts import Statement
 from dynscope.reports.pairing import Side
 from dynscope.reports.words import number
+from dynscope.weibull import comparable
 
 EVERY_ROW = 10**9
 
@@ -47,7 +48,7 @@ def statements(sides: Sequence[Side], same: bool) -> Iterator[Statement]:
 
 
 def methods_differ(sides: Sequence[Side]) -> bool:
-    return len({protocol(side.measured.run) for side in sides}) > 1
+    return not comparable(*(protocol(side.measured.run) for side in sides))
 
 
 def _shapes(sides: Sequence[Side]) -> Iterator[Statement]:

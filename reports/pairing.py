@@ -137,6 +137,8 @@ def _pair(first: Side, second: Side, metric: Metric, most: int) -> Iterator[Diff
         return
     steps, ours, theirs = common_rows(one, two, metric.axes[0])
     rows = thin(steps, most).rows
+    first_rows = one.array(metric.name)[ours[rows]]
+    second_rows = two.array(metric.name)[theirs[rows]]
     matching = {curve.key: curve for curve in two.curves(metric)}
     ratio = metric.short not in LINEAR
     for curve in one.curves(metric):
@@ -144,8 +146,7 @@ def _pair(first: Side, second: Side, metric: Metric, most: int) -> Iterator[Diff
         if other is None or curve.minor or not curve.joined or not len(rows):
             continue
         depths, mine, its = np.intersect1d(curve.depths, other.depths, return_indices=True)
-        a = curve.values(one.array(metric.name)[ours[rows]])[:, mine]
-        b = other.values(two.array(metric.name)[theirs[rows]])[:, its]
+        a, b = curve.values(first_rows)[:, mine], other.values(second_rows)[:, its]
         if not len(depths) or np.isnan(a).all() or np.isnan(b).all():
             continue
         names = tuple(curve.names[place] for place in mine)

@@ -16,7 +16,6 @@ MOST_ROWS = 300
 MOST_POINTS = 1600
 PAGE_BYTES = 5_200_000  # of drawn numbers; plotly.js takes 4.8 MB of the 12 MB a page may have
 _CELL_BYTES = 16 / 3  # four bytes in base64
-_EXTREMES = ", the last and those of the largest loss, gradient and activation"
 
 
 @dataclass(frozen=True)
@@ -42,10 +41,13 @@ class Drawn:
     def text(self) -> str:
         if not self.thinned:
             return f"Every one of {words.count(len(self.steps), 'recorded step')} is drawn."
+        kept = "the first and the last"
+        if self.extremes:
+            kept = "the first, the last and those of the largest loss, gradient and activation"
         return (
             f"Depth charts and maps draw {words.integer(len(self.rows))} of "
-            f"{words.count(len(self.steps), 'recorded step')}, evenly spaced, always with the first"
-            f"{_EXTREMES if self.extremes else ' and the last'}. The words and figures of the summary use all of them."
+            f"{words.count(len(self.steps), 'recorded step')}, evenly spaced, always with {kept}. "
+            "The words and figures of the summary use all of them."
         )
 
 

@@ -195,7 +195,9 @@ def _header(plan: Plan, target: Path) -> Header:
         "source": "checkpoints",
         "checkpoints": len(plan.checkpoints),
         "format": ", ".join(sorted({one.format for one in plan.checkpoints})),
-        "weibull_method": f"{plan.choice.method} {plan.choice.trim}",
+        "weibull_method": weibull.WeibullFit(
+            method=plan.choice.method, trim=plan.choice.trim
+        ).protocol,
         **({"quantized": ", ".join(quantized)} if quantized else {}),
         **({"attention": attention} if attention else {}),
         **{k: list(v) for k in ("roles", "match") if (v := getattr(plan.choice, k))},

@@ -274,14 +274,11 @@ class Whole(http.server.SimpleHTTPRequestHandler):
         pass
 
 
-class Refusing(http.server.SimpleHTTPRequestHandler):
+class Refusing(Whole):
     """A server that wants a password."""
 
     def send_head(self) -> None:
         self.send_error(401)
-
-    def log_message(self, *arguments: object) -> None:
-        pass
 
 
 def test_a_server_that_refuses_or_is_not_there_is_no_empty_folder(tmp_path: Path) -> None:
