@@ -21,7 +21,7 @@ import typer
 from rich.progress import track
 
 from dynscope.errors import InputError
-from dynscope.run import load
+from dynscope.reading.run import load
 from tests.format.kills import check_values, ended_steps, start, writer_of
 from tests.format.test_kills import LOST_SECONDS, kill_training, kill_writer
 

@@ -14,12 +14,12 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from dynscope import storage
 from dynscope.catalogue import bundle
-from dynscope.feed import Feed
-from dynscope.run import load
-from dynscope.schema import Header
+from dynscope.reading.run import load
+from dynscope.runfile import storage
+from dynscope.runfile.schema import Header
 from dynscope.site import Parameter, Site
+from dynscope.writing.feed import Feed
 
 SITES, PARAMETERS = 12, 20
 

@@ -20,7 +20,7 @@ import torch
 from npm_weibull import extract_to_histogram, weibull_fit
 
 from dynscope import weibull
-from dynscope.hooks import weights
+from dynscope.hooks.training import weights
 from dynscope.weibull import loops
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import typer
 
 from benchmarks.overhead import STANDARD, Shape, Training, seconds
-from dynscope.hooks.fused import Compilation
-from dynscope.hooks.measure import Measure
-from dynscope.hooks.observation import Observer
-from dynscope.hooks.parameters import ParameterWatch
-from dynscope.hooks.steps import Steps
+from dynscope.hooks.recording.steps import Steps
+from dynscope.hooks.tensor.fused import Compilation
+from dynscope.hooks.tensor.measure import Measure
+from dynscope.hooks.training.parameters import ParameterWatch
+from dynscope.hooks.watch.observation import Observer
 
 PARTS: dict[str, tuple[tuple[type, str], ...]] = {
     "activations": ((Measure, "output"),),

@@ -12,7 +12,7 @@ from dynscope.site import Parameter, Site
 if TYPE_CHECKING:
     from dynscope.catalogue import Metric
     from dynscope.hooks import Anatomy, Recorder, SiteMetric, attach, every, log_spaced
-    from dynscope.run import Run, load
+    from dynscope.reading.run import Run, load
 
 __all__ = [
     "Anatomy",
@@ -37,7 +37,11 @@ except PackageNotFoundError:  # a checkout that is not installed
 
 # Imported when first asked for: torch takes seconds, h5py and xarray a good part of one.
 _LIVE = frozenset({"Anatomy", "Recorder", "SiteMetric", "attach", "every", "log_spaced"})
-_READING = {"Run": "dynscope.run", "load": "dynscope.run", "Metric": "dynscope.catalogue"}
+_READING = {
+    "Run": "dynscope.reading.run",
+    "load": "dynscope.reading.run",
+    "Metric": "dynscope.catalogue",
+}
 
 
 def __getattr__(name: str) -> Any:

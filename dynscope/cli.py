@@ -13,8 +13,8 @@ import typer
 from dynscope.errors import InputError
 
 if TYPE_CHECKING:
+    from dynscope.reading.run import Run
     from dynscope.reports import Report
-    from dynscope.run import Run
 
 app = typer.Typer(
     name="dynscope",
@@ -73,8 +73,8 @@ def _dynscope(
 @app.command()
 def report(run: RunFile, output: Output = None, force: Force = False, open: Open = False) -> None:
     """Write one self-contained HTML page that explains a run."""
+    from dynscope.reading.run import load
     from dynscope.reports import report as make
-    from dynscope.run import load
 
     target = _target(output or run.parent / f"{run.stem}.report.html", force, [run])
     with Progress() as progress:
@@ -97,8 +97,8 @@ def compare(
     """Write one HTML page that lays two or more runs over each other."""
     if len(runs) < 2:
         raise InputError(f"compare takes two or more runs; only {runs[0]} was given", exit_code=2)
+    from dynscope.reading.run import load
     from dynscope.reports import compare as make
-    from dynscope.run import load
 
     target = _target(output or _compared(runs), force, runs)
     with Progress() as progress:
@@ -122,8 +122,8 @@ def export(
     force: Force = False,
 ) -> None:
     """Write a run as CSV, Parquet, JSON or netCDF, for other tools."""
-    from dynscope import export as exporting
-    from dynscope.run import load
+    from dynscope.reading import export as exporting
+    from dynscope.reading.run import load
 
     if not run.name:  # "." and "/", from which no name can be derived
         raise InputError(f"{run}: is a directory, not a run file")
@@ -145,7 +145,7 @@ def info(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, for scripts.")] = False,
 ) -> None:
     """Say what is in a run file, and how the model was understood."""
-    from dynscope.run import load
+    from dynscope.reading.run import load
 
     found = load(run)
     print(json.dumps(_contents(found), indent=2) if as_json else "\n".join(_description(found)))
@@ -206,7 +206,7 @@ def weights(
 
 
 def _bar(done: int, total: int, where: str) -> str:
-    from dynscope.reports import words
+    from dynscope.reports.elements import words
 
     share = done / total if total else 1.0
     return f"{'█' * round(20 * share):░<20} {share:4.0%} of {words.size(total)}, {where}"
@@ -216,7 +216,7 @@ def _weighed(run: "Run") -> dict[str, Any]:
     """What `weights` found, for a script."""
     from dataclasses import asdict
 
-    from dynscope.by_role import by_role
+    from dynscope.analysis.by_role import by_role
 
     return {
         "path": str(run.path),
@@ -229,8 +229,8 @@ def _weighed(run: "Run") -> dict[str, Any]:
 
 def _weights_told(run: "Run") -> Iterable[str]:
     """What `weights` found, for a person."""
-    from dynscope.by_role import by_role, lines
-    from dynscope.reports import words
+    from dynscope.analysis.by_role import by_role, lines
+    from dynscope.reports.elements import words
 
     yield f"Wrote {run.path} ({words.size(run.path.stat().st_size)})"
     yield ""
@@ -289,7 +289,7 @@ def _write_page(page: "Report", target: Path) -> None:
 
 def _write(target: Path, fill: Callable[[Path], object]) -> None:
     """Write all of a file or nothing, so that an existing one is kept when this fails."""
-    from dynscope.reports import words
+    from dynscope.reports.elements import words
 
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
@@ -341,9 +341,9 @@ def _contents(run: "Run") -> dict[str, Any]:
 
 def _description(run: "Run") -> Iterable[str]:
     """What `info` says, for a person."""
-    from dynscope.outline import outline
-    from dynscope.reports import words
+    from dynscope.reports.elements import words
     from dynscope.site import wholes
+    from dynscope.structure.outline import outline
 
     metadata = run.metadata
     closed = "closed" if metadata.closed else "not closed: still being written, or killed"

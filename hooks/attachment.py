@@ -14,19 +14,19 @@ from torch import nn
 
 from dynscope.catalogue import BUNDLES, Metric, bundle
 from dynscope.errors import InputError
-from dynscope.feed import Feed
-from dynscope.hooks.anatomy import Anatomy
-from dynscope.hooks.custom import SiteMetric
-from dynscope.hooks.optimizer import Optimizers
-from dynscope.hooks.padding import MaskSpec, Padding
-from dynscope.hooks.places import Places
+from dynscope.hooks.model.anatomy import Anatomy
 from dynscope.hooks.process import end_recording_of
 from dynscope.hooks.recorder import Plan, Recorder
-from dynscope.hooks.schedule import Spec, describe, schedule
-from dynscope.hooks.survey import retrace
-from dynscope.hooks.wrapped import Followed, followed
-from dynscope.schema import Header
+from dynscope.hooks.recording.survey import retrace
+from dynscope.hooks.tensor.custom import SiteMetric
+from dynscope.hooks.training.optimizer import Optimizers
+from dynscope.hooks.training.schedule import Spec, describe, schedule
+from dynscope.hooks.training.wrapped import Followed, followed
+from dynscope.hooks.watch.padding import MaskSpec, Padding
+from dynscope.hooks.watch.places import Places
+from dynscope.runfile.schema import Header
 from dynscope.weibull import WeibullFit
+from dynscope.writing.feed import Feed
 
 MetricChoice = str | SiteMetric | Sequence[str | SiteMetric]
 

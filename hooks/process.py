@@ -6,7 +6,7 @@ import weakref
 from pathlib import Path
 from typing import Protocol
 
-from dynscope.hooks.telling import log
+from dynscope.hooks.telling.telling import log
 
 
 class Ends(Protocol):

@@ -8,24 +8,24 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from dynscope.feed import Feed
 from dynscope.hooks import process
-from dynscope.hooks.anatomy import Anatomy
-from dynscope.hooks.cost import Cost
-from dynscope.hooks.custom import OwnMetrics, SiteMetric
-from dynscope.hooks.delivery import Delivery
-from dynscope.hooks.forward import returned
-from dynscope.hooks.fused import Compilation
-from dynscope.hooks.measure import Measure
-from dynscope.hooks.observation import Observer
-from dynscope.hooks.optimizer import Optimizers
-from dynscope.hooks.padding import Padding
-from dynscope.hooks.parameters import ParameterWatch
-from dynscope.hooks.places import Places
-from dynscope.hooks.schedule import Schedule
-from dynscope.hooks.steps import Steps
-from dynscope.hooks.survey import Survey, Tools, retrace
-from dynscope.hooks.telling import Telling, log
+from dynscope.hooks.model.anatomy import Anatomy
+from dynscope.hooks.recording.steps import Steps
+from dynscope.hooks.recording.survey import Survey, Tools, retrace
+from dynscope.hooks.telling.delivery import Delivery
+from dynscope.hooks.telling.telling import Telling, log
+from dynscope.hooks.tensor.custom import OwnMetrics, SiteMetric
+from dynscope.hooks.tensor.fused import Compilation
+from dynscope.hooks.tensor.measure import Measure
+from dynscope.hooks.training.cost import Cost
+from dynscope.hooks.training.optimizer import Optimizers
+from dynscope.hooks.training.parameters import ParameterWatch
+from dynscope.hooks.training.schedule import Schedule
+from dynscope.hooks.watch.forward import returned
+from dynscope.hooks.watch.observation import Observer
+from dynscope.hooks.watch.padding import Padding
+from dynscope.hooks.watch.places import Places
+from dynscope.writing.feed import Feed
 
 
 @dataclass(frozen=True)

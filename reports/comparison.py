@@ -5,19 +5,24 @@ from dataclasses import replace
 
 import numpy as np
 
-from dynscope.by_role import protocol
+from dynscope.analysis.by_role import protocol
+from dynscope.analysis.verdicts import BAND, bands_hold
 from dynscope.catalogue import METRICS, Metric
 from dynscope.errors import InputError
-from dynscope.reports import cards, contrast, facts, overlays, pairing, weights, words
-from dynscope.reports.charts import Card, Chart, Contents, Section, Table, Tile
-from dynscope.reports.figures import with_reference
-from dynscope.reports.measured import Measured
+from dynscope.reading.run import Run
+from dynscope.reports.cards import metrics as cards
+from dynscope.reports.cards import weights
+from dynscope.reports.drawing import overlays
+from dynscope.reports.drawing.figures import with_reference
+from dynscope.reports.elements import words
+from dynscope.reports.elements.charts import Card, Chart, Contents, Section, Table, Tile
+from dynscope.reports.numbers import pairing
+from dynscope.reports.numbers.measured import Measured
+from dynscope.reports.numbers.pairing import Side
+from dynscope.reports.numbers.summaries import Profile, line, profile
 from dynscope.reports.page import Report
-from dynscope.reports.pairing import Side
 from dynscope.reports.single import DEPTH_SECTIONS, MOST_ROWS
-from dynscope.reports.summaries import Profile, line, profile
-from dynscope.run import Run
-from dynscope.verdicts import BAND, bands_hold
+from dynscope.reports.wording import contrast, facts
 
 SAME = "No difference at any common layer and step."
 PROFILES = 0.55  # of the page's bytes; the rest is for differences

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dynscope.reports.charts import Binding, Chart, Matrix
+from dynscope.reports.elements.charts import Binding, Chart, Matrix
 
 
 def script_json(value: Any) -> str:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, StrictUndefined, Template
 
-from dynscope.reports import axes, theme
-from dynscope.reports.charts import Chart, Contents
+from dynscope.reports.drawing import axes
+from dynscope.reports.elements import theme
+from dynscope.reports.elements.charts import Chart, Contents
 from dynscope.reports.encoding import chart_json, matrices_json, script_json
 
 if TYPE_CHECKING:

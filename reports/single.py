@@ -6,11 +6,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from dynscope.catalogue import Metric
-from dynscope.reports import cards, facts, overview, weights, words
-from dynscope.reports.charts import Card, Contents, Section, Table, Tile
-from dynscope.reports.measured import Measured
+from dynscope.reading.run import Run
+from dynscope.reports.cards import metrics as cards
+from dynscope.reports.cards import weights
+from dynscope.reports.elements import words
+from dynscope.reports.elements.charts import Card, Contents, Section, Table, Tile
+from dynscope.reports.numbers.measured import Measured
 from dynscope.reports.page import Report
-from dynscope.run import Run
+from dynscope.reports.wording import facts, overview
 
 MOST_SCALARS = 12
 MOST_ROWS = 200

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from dynscope.catalogue import METRICS, Metric
-from dynscope.schema import Header, metric_dtype
+from dynscope.runfile.schema import Header, metric_dtype
 from dynscope.site import Parameter, Site
-from dynscope.writer import RunWriter
+from dynscope.writing.writer import RunWriter
 
 Array = np.ndarray[Any, Any]
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from dynscope.outline import outline
 from dynscope.site import Parameter, Site
 from dynscope.structure.configs import Settings, family_prefix
 from dynscope.structure.depth_axis import find_stacks
 from dynscope.structure.gguf_names import is_gguf, translated
 from dynscope.structure.layouts import Layout, Shape, layout_of, parts_of
 from dynscope.structure.node import Node, join
+from dynscope.structure.outline import outline
 from dynscope.structure.roles import assign_roles, parameter_role
 from dynscope.structure.rules import ADAPTED, WRAPPERS
 

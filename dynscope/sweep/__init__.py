@@ -17,15 +17,15 @@ from dynscope.catalogue import lookup
 from dynscope.checkpoints import series
 from dynscope.checkpoints.place import Place
 from dynscope.errors import InputError, first_line
-from dynscope.run import Run
-from dynscope.schema import Header
+from dynscope.reading.run import Run
+from dynscope.runfile.schema import Header
 from dynscope.structure.configs import heads
 from dynscope.structure.names import attention_kind
 from dynscope.sweep.journal import AGAIN, Journal
 from dynscope.sweep.plan import Choice, Plan
 from dynscope.sweep.weigh import METRICS, UNREAD, Row, Task, Weighed, pooled, weigh
 from dynscope.sweep.workers import cluster, here, processes
-from dynscope.writer import RunWriter
+from dynscope.writing.writer import RunWriter
 
 Tell = Callable[[int, int, str], object]
 PathLike = str | os.PathLike[str]

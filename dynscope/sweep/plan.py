@@ -8,10 +8,10 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 
-from dynscope.by_role import matrices
+from dynscope.analysis.by_role import matrices
 from dynscope.checkpoints import Checkpoint
 from dynscope.errors import InputError
-from dynscope.schema import to_json
+from dynscope.runfile.schema import to_json
 from dynscope.site import POOLED, ROLES, Parameter
 from dynscope.structure.names import Structure
 from dynscope.sweep.weigh import METRICS, Task, Wanted

@@ -16,7 +16,7 @@ Array = NDArray[Any]
 
 
 def derive(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Turn what `dynscope.hooks.weights.collect` took (its docstring lists it) into ``weight/*``.
+    """Turn what `dynscope.hooks.training.weights.collect` took (its docstring lists it) into ``weight/*``.
 
     Every result has one entry per parameter. Norm, rms, absmax and mean are over finite values;
     ``weight/weibull_reason`` indexes `REASONS`. A parameter that holds no values is NaN.

@@ -4,7 +4,7 @@ from statistics import median
 
 import numpy as np
 
-from dynscope.depth import growth_law
+from dynscope.analysis.depth import growth_law
 from examples.studies.read import at_blocks, block_gradient, median_over_seeds
 from examples.studies.runs import SEEDS, runs
 from examples.studies.study import Chart, Curve, Finding, Outcome, spread, verdict

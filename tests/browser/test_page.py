@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from dynscope.reading.run import Run
 from dynscope.reports import compare, report
-from dynscope.run import Run
 from tests.browser.chromium import BINARY, DRIVER, browser, errors
 from tests.bugs.test_rp import hostile_run
 from tests.factories import make_run

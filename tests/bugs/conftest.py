@@ -4,8 +4,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-import dynscope.feed
-from dynscope.link import NoProcess
+import dynscope.writing.feed
+from dynscope.writing.link import NoProcess
 
 
 @pytest.fixture
@@ -15,4 +15,4 @@ def quick_writer(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> NoReturn:
         raise NoProcess("a test wants it so")
 
-    monkeypatch.setattr(dynscope.feed, "ProcessLink", refuse)
+    monkeypatch.setattr(dynscope.writing.feed, "ProcessLink", refuse)

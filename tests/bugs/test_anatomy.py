@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn.utils.parametrizations import weight_norm
 
-from dynscope.hooks.anatomy import Anatomy
+from dynscope.hooks.model.anatomy import Anatomy
 from examples import pre_ln
 from examples.language_model import Size
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import dynscope
 from dynscope.errors import InputError
-from dynscope.hooks import weights
-from dynscope.hooks.cost import Cost
+from dynscope.hooks.training import weights
+from dynscope.hooks.training.cost import Cost
 from tests.live import failures
 
 pytestmark = pytest.mark.usefixtures("quick_writer")

@@ -19,11 +19,11 @@ import pytest
 
 from dynscope.catalogue import METRICS, Metric
 from dynscope.errors import InputError
-from dynscope.feed import Feed
-from dynscope.run import load
-from dynscope.schema import Header
+from dynscope.reading.run import load
+from dynscope.runfile.schema import Header
 from dynscope.site import Parameter, Site
-from dynscope.writer import RunWriter
+from dynscope.writing.feed import Feed
+from dynscope.writing.writer import RunWriter
 from tests.factories import make_run
 from tests.format.kills import check_values, start, wait_for, writer_of
 
@@ -45,8 +45,8 @@ def script(body: str, *arguments: str, **options: Any) -> "subprocess.CompletedP
         import os, sys, signal, time
         import numpy as np
         from dynscope.catalogue import METRICS
-        from dynscope.feed import Feed
-        from dynscope.schema import Header
+        from dynscope.writing.feed import Feed
+        from dynscope.runfile.schema import Header
         from dynscope.site import Site
         f = Feed(sys.argv[1], Header((METRICS["activation/variance"],)))
         f.sites([Site("a", "block"), Site("b", "block")])
@@ -230,7 +230,9 @@ def test_h5_17_file_systems_without_locks_are_written_and_read(
     assert len(load(make_run(tmp_path / "run.h5")).steps) == 10
 
 
-@pytest.mark.parametrize("order", ["netCDF4, dynscope.feed", "dynscope.feed, netCDF4"])
+@pytest.mark.parametrize(
+    "order", ["netCDF4, dynscope.writing.feed", "dynscope.writing.feed, netCDF4"]
+)
 def test_h5_18_another_hdf5_library_in_the_training_process_does_no_harm(
     order: str, tmp_path: Path
 ) -> None:
@@ -241,7 +243,7 @@ def test_h5_18_another_hdf5_library_in_the_training_process_does_no_harm(
         record(1)
         f.close()
         netCDF4.Dataset(sys.argv[1]).close()
-        from dynscope.run import load
+        from dynscope.reading.run import load
         print(load(sys.argv[1])["activation/variance"].values.tolist())
     """
     done = script(code, str(path))
@@ -250,7 +252,7 @@ def test_h5_18_another_hdf5_library_in_the_training_process_does_no_harm(
 
 def test_h5_19_nothing_warns(tmp_path: Path) -> None:
     code = (
-        "from tests.factories import make_run; from dynscope.run import load; "
+        "from tests.factories import make_run; from dynscope.reading.run import load; "
         f"r = load(make_run({str(tmp_path / 'run.h5')!r})); r.to_xarray()"
     )
     command = [sys.executable, "-W", "error", "-c", code]
@@ -308,7 +310,7 @@ def test_a_full_disk_ends_recording_not_training(tmp_path: Path) -> None:
     done = script(
         """
         import logging; logging.basicConfig()
-        from dynscope.run import load
+        from dynscope.reading.run import load
         step, waited_until = 0, time.monotonic() + 30
         def train():
             global step
@@ -413,8 +415,8 @@ def test_the_writer_is_not_fooled_by_modules_beside_the_training_script(tmp_path
     train.write_text(
         "import sys; sys.path.append(sys.argv[2])\n"
         "from dynscope.catalogue import METRICS\n"
-        "from dynscope.feed import Feed\n"
-        "from dynscope.schema import Header\n"
+        "from dynscope.writing.feed import Feed\n"
+        "from dynscope.runfile.schema import Header\n"
         "f = Feed(sys.argv[1], Header((METRICS['gradient/norm'],)))\n"
         "f.event(1, 0.0, 'note', 'hello'); f.close(); print(f.failure)\n"
     )
@@ -443,7 +445,7 @@ def test_where_no_process_can_be_started_a_thread_writes_and_the_file_says_so(
 def test_a_stalled_writer_never_blocks_and_what_is_dropped_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dynscope.feed.WAITING", 300_000)
+    monkeypatch.setattr("dynscope.writing.feed.WAITING", 300_000)
     path = tmp_path / "run.h5"
     feed = Feed(path, VARIANCE)
     child = feed._pump.link._process.pid  # type: ignore[attr-defined]

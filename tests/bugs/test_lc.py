@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dynscope.run import load
+from dynscope.reading.run import load
 from tests.bugs.test_h5 import script
 from tests.format.kills import wait_for
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import dynscope
-from dynscope.hooks.measure import Measure
+from dynscope.hooks.tensor.measure import Measure
 from tests.live import failures, parameter, reasons, site, squares, train
 from tests.models import Decoder, batches, loss_of
 

@@ -10,12 +10,12 @@ from plotly.offline import get_plotlyjs
 
 from dynscope.catalogue import METRICS, Metric
 from dynscope.cli import main
+from dynscope.reading.run import Run
 from dynscope.reports import compare, report
-from dynscope.reports.charts import Card
-from dynscope.run import Run
-from dynscope.schema import Header
+from dynscope.reports.elements.charts import Card
+from dynscope.runfile.schema import Header
 from dynscope.site import Parameter, Site
-from dynscope.writer import RunWriter
+from dynscope.writing.writer import RunWriter
 from tests.factories import make_run
 
 NAMES = ("50%{y}", "<script>alert(1)</script>", "\"q'</td>&amp;", "名前\u2028x",

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 
 from dynscope.catalogue import METRICS
-from dynscope.feed import Feed
-from dynscope.repair import repair
-from dynscope.reports import facts
-from dynscope.reports.measured import Measured
-from dynscope.run import load
-from dynscope.schema import Header
+from dynscope.reading.run import load
+from dynscope.reports.numbers.measured import Measured
+from dynscope.reports.wording import facts
+from dynscope.runfile.schema import Header
 from dynscope.site import Site
+from dynscope.writing.feed import Feed
+from dynscope.writing.repair import repair
 
 HEADER = Header(metrics=(METRICS["activation/variance"],))
 

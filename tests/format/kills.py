@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dynscope.run import Run
+from dynscope.reading.run import Run
 from tests.format import producer
 
 ROOT = Path(__file__).parents[2]

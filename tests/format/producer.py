@@ -11,11 +11,11 @@ from unittest import mock
 
 import numpy as np
 
-from dynscope import link
 from dynscope.catalogue import METRICS
-from dynscope.feed import Feed
-from dynscope.schema import Header
+from dynscope.runfile.schema import Header
 from dynscope.site import Parameter, Site
+from dynscope.writing import link
+from dynscope.writing.feed import Feed
 
 SITES = 13
 METRIC_NAMES = (

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dynscope.run import load
+from dynscope.reading.run import load
 
 ARCHIVE = Path(__file__).parent / "archive"
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from dynscope.errors import InputError
-from dynscope.run import load
-from dynscope.salvage import lookup3
+from dynscope.reading.run import load
+from dynscope.runfile.salvage import lookup3
 from tests.factories import make_run
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:1234\nsize 99\n"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dynscope.catalogue import METRICS
-from dynscope.schema import COLUMNS, GROWING, metric_dtype
+from dynscope.runfile.schema import COLUMNS, GROWING, metric_dtype
 from tests.factories import make_run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "file-format.md").read_text()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dynscope.errors import InputError
-from dynscope.run import Run, load
+from dynscope.reading.run import Run, load
 from tests.format.kills import check_values, ended_steps, start, wait_for, writer_of
 
 TRIALS = 50
@@ -101,7 +101,7 @@ def test_a_killed_writer_is_started_again(tmp_path: Path) -> None:
 
 
 def test_when_both_are_killed_the_file_opens_unclosed_and_can_be_resumed(tmp_path: Path) -> None:
-    from dynscope.writer import RunWriter
+    from dynscope.writing.writer import RunWriter
     from tests.format.producer import header
 
     path = tmp_path / "run.h5"

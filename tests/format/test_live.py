@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from dynscope.run import load
+from dynscope.reading.run import load
 from tests.format.kills import check_values, start
 
 
@@ -41,7 +41,7 @@ def test_a_reader_in_another_process_sees_rows_within_two_seconds(tmp_path: Path
     path = tmp_path / "run.h5"
     process = start(path, steps=10**6, delay=0.01)
     time.sleep(2)
-    code = f"import dynscope.run as r; print(len(r.load({str(path)!r}).steps))"
+    code = f"import dynscope.reading.run as r; print(len(r.load({str(path)!r}).steps))"
     seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     process.kill()
     process.wait()

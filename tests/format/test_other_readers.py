@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from dynscope.run import load
+from dynscope.reading.run import load
 from tests.factories import make_run
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import dynscope
-from dynscope.hooks.fused import Compilation
+from dynscope.hooks.tensor.fused import Compilation
 from tests.models import Decoder, Wrap, batches, directly, loss_of, nonreentrant, reentrant
 
 Optimizer = Callable[[Any], torch.optim.Optimizer]

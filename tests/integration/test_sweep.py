@@ -19,10 +19,10 @@ from safetensors.torch import save_file
 
 import dynscope
 from dynscope import weibull
-from dynscope.by_role import by_role
+from dynscope.analysis.by_role import by_role
 from dynscope.errors import InputError
+from dynscope.reading.run import Run
 from dynscope.reports import compare, report
-from dynscope.run import Run
 from dynscope.site import POOLED
 from dynscope.sweep import output_name, weights
 from dynscope.sweep.weigh import METRICS
@@ -471,7 +471,7 @@ def test_ck_04_a_tied_head_that_one_file_lacks_is_no_alarm(tmp_path: Path) -> No
 
 
 def test_what_is_fitted_together_is_no_layer_of_the_model(tmp_path: Path) -> None:
-    from dynscope.reports.curves import parameter_curves
+    from dynscope.reports.numbers.curves import parameter_curves
 
     run = weights(checkpoint(tmp_path / "m"), tmp_path / "m.h5")
     pooled = [i for i, one in enumerate(run.parameters) if one.part_of == POOLED]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from dynscope.hooks.anatomy import Anatomy
+from dynscope.hooks.model.anatomy import Anatomy
 from dynscope.site import ROLES
 
 MAKERS: list[Callable[[], nn.Module]] = [

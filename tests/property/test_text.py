@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynscope.message import Backlog, pack, unpack
-from dynscope.schema import decode, encode, fit
+from dynscope.runfile.schema import decode, encode, fit
+from dynscope.writing.message import Backlog, pack, unpack
 
 # Two surrogates in a row that make a pair are the one exception that the format knows.
 LONE = st.text(st.characters(exclude_categories=())).filter(

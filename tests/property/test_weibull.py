@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dynscope import weibull
-from dynscope.hooks import weights
+from dynscope.hooks.training import weights
 
 Floats = NDArray[np.float64]
 

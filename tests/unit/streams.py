@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dynscope.hooks.anatomy import Anatomy
+from dynscope.hooks.model.anatomy import Anatomy
 
 
 def unexplained(model: nn.Module, anatomy: Anatomy, inputs: Mapping[str, Tensor]) -> list[str]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dynscope.errors import InputError
-from dynscope.hooks.anatomy import Anatomy
+from dynscope.hooks.model.anatomy import Anatomy
 from dynscope.site import ROLES
 from examples import mix_ln, pre_ln
 from examples.language_model import Size

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dynscope.hooks.anatomy import Anatomy
+from dynscope.hooks.model.anatomy import Anatomy
 from tests.unit.model_families import MORE, NAMES, build
 from tests.unit.streams import unexplained
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import dynscope
-from dynscope.hooks.schedule import schedule
+from dynscope.hooks.training.schedule import schedule
 from examples import mix_ln
 from examples.language_model import Size
 

@@ -5,14 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dynscope.by_role import by_role, lines, neighbours
+from dynscope.analysis.by_role import by_role, lines, neighbours
 from dynscope.catalogue import METRICS
-from dynscope.reports.measured import Measured
-from dynscope.reports.weights import verdicts
-from dynscope.run import Run, load
-from dynscope.schema import Header
+from dynscope.reading.run import Run, load
+from dynscope.reports.numbers.measured import Measured
+from dynscope.reports.wording.weights import verdicts
+from dynscope.runfile.schema import Header
 from dynscope.site import POOLED, Parameter
-from dynscope.writer import RunWriter
+from dynscope.writing.writer import RunWriter
 
 FIT = ("k", "lambda", "r2", "n", "k_standard_error")
 MATRIX = (1024, 1024)

@@ -9,8 +9,8 @@ import pytest
 import dynscope
 from dynscope.catalogue import bundle
 from dynscope.cli import main
-from dynscope.schema import Header
-from dynscope.writer import RunWriter
+from dynscope.runfile.schema import Header
+from dynscope.writing.writer import RunWriter
 from tests.factories import make_run
 
 
@@ -62,7 +62,7 @@ def test_a_run_is_never_written_over(
 def test_an_impossible_output_is_refused_before_any_work(
     run: Path, monkeypatch: pytest.MonkeyPatch, output: str, code: int
 ) -> None:
-    monkeypatch.setattr("dynscope.run.load", lambda path: pytest.fail("the run was read"))
+    monkeypatch.setattr("dynscope.reading.run.load", lambda path: pytest.fail("the run was read"))
     assert command(monkeypatch, "report", "run.h5", "-o", output) == code
 
 

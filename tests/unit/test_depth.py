@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dynscope import depth
+from dynscope.analysis import depth
 
 DEPTHS = np.arange(24)
 PLACE = DEPTHS + 1.0

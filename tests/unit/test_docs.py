@@ -4,7 +4,7 @@ import runpy
 from pathlib import Path
 
 from dynscope.catalogue import METRICS
-from dynscope.hooks.parameters import UPDATE_SAMPLE
+from dynscope.hooks.training.parameters import UPDATE_SAMPLE
 
 DOCS = Path(__file__).parents[2] / "docs"
 

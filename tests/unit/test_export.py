@@ -15,11 +15,11 @@ from pyarrow import parquet
 import dynscope
 from dynscope.catalogue import bundle
 from dynscope.errors import InputError
-from dynscope.export import SUFFIXES, export
-from dynscope.schema import Header
+from dynscope.reading.export import SUFFIXES, export
+from dynscope.reading.table import COLUMNS
+from dynscope.runfile.schema import Header
 from dynscope.site import Site
-from dynscope.table import COLUMNS
-from dynscope.writer import RunWriter
+from dynscope.writing.writer import RunWriter
 from tests.factories import make_run
 
 

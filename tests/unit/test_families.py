@@ -2,7 +2,7 @@
 
 import pytest
 
-from dynscope.hooks.families import FAMILIES
+from dynscope.hooks.model.families import FAMILIES
 from dynscope.site import ROLES
 from dynscope.structure.roles import SUBLAYERS
 from dynscope.structure.rules import RULES, rule_for

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dynscope.hooks.anatomy import Anatomy
+from dynscope.hooks.model.anatomy import Anatomy
 from dynscope.structure.layouts import Layout
 from tests.unit.model_families import build
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dynscope.errors import InputError
-from dynscope.lock import SILENT, Lock, is_written
+from dynscope.runfile.lock import SILENT, Lock, is_written
 
 
 def test_a_lock_is_held_until_it_is_released(tmp_path: Path) -> None:
@@ -24,7 +24,7 @@ def test_a_lock_is_held_until_it_is_released(tmp_path: Path) -> None:
 
 
 def test_the_lock_of_a_process_that_is_gone_is_taken_over(tmp_path: Path) -> None:
-    code = "import sys, os; from pathlib import Path; from dynscope.lock import Lock; "
+    code = "import sys, os; from pathlib import Path; from dynscope.runfile.lock import Lock; "
     code += "Lock(Path(sys.argv[1])); os._exit(0)"
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "run.h5")], check=True)
     assert (tmp_path / "run.h5.lock").exists()

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from dynscope.analysis.sums import BINS, bin_edges, derive, median_of_histogram
 from dynscope.errors import DynscopeError
-from dynscope.hooks import reduce
-from dynscope.hooks.fused import Compilation
-from dynscope.hooks.measure import Measure, Observed
-from dynscope.hooks.tally import Tally, locate
-from dynscope.tally import BINS, bin_edges, derive, median_of_histogram
+from dynscope.hooks.tensor import reduce
+from dynscope.hooks.tensor.fused import Compilation
+from dynscope.hooks.tensor.measure import Measure, Observed
+from dynscope.hooks.tensor.tally import Tally, locate
 
 FUSED = Compilation.shared()
 FUSED.poll(wait=True)

@@ -5,7 +5,7 @@ from math import nan, sqrt
 import numpy as np
 import pytest
 
-from dynscope.published import PROTOCOL_ERROR, PUBLISHED, nearest
+from dynscope.analysis.published import PROTOCOL_ERROR, PUBLISHED, nearest
 
 
 def test_the_table_is_the_papers() -> None:

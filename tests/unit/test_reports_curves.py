@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynscope.reports.curves import MOST_ALIKE, parameter_curves, site_curves
+from dynscope.reports.numbers.curves import MOST_ALIKE, parameter_curves, site_curves
 from dynscope.site import ROLES, Parameter, Site
 from tests.factories import make_parameters, make_sites
 

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from dynscope.catalogue import METRICS
+from dynscope.reading.run import Run
 from dynscope.reports import Report, compare, report
-from dynscope.reports.axes import BEFORE_FIRST, depth_axis, log_ticks, step_axis, value_axis
-from dynscope.reports.curves import site_curves
-from dynscope.reports.figures import lines_chart, profile_chart
-from dynscope.reports.measured import Measured
-from dynscope.reports.summaries import Line, profile
-from dynscope.run import Run
-from dynscope.schema import Header
-from dynscope.writer import RunWriter
+from dynscope.reports.drawing.axes import BEFORE_FIRST, depth_axis, log_ticks, step_axis, value_axis
+from dynscope.reports.drawing.figures import lines_chart, profile_chart
+from dynscope.reports.numbers.curves import site_curves
+from dynscope.reports.numbers.measured import Measured
+from dynscope.reports.numbers.summaries import Line, profile
+from dynscope.runfile.schema import Header
+from dynscope.writing.writer import RunWriter
 from tests.factories import make_parameters, make_run, make_sites
 
 

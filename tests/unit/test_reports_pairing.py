@@ -8,10 +8,11 @@ import pytest
 
 from dynscope.catalogue import METRICS
 from dynscope.errors import InputError
+from dynscope.reading.run import Run
 from dynscope.reports import compare
-from dynscope.reports.measured import Measured
-from dynscope.reports.overlays import relative_depth
-from dynscope.reports.pairing import (
+from dynscope.reports.drawing.overlays import relative_depth
+from dynscope.reports.numbers.measured import Measured
+from dynscope.reports.numbers.pairing import (
     Side,
     difference_of,
     differences,
@@ -19,10 +20,9 @@ from dynscope.reports.pairing import (
     only_in,
     settings_that_differ,
 )
-from dynscope.run import Run
-from dynscope.schema import Header
+from dynscope.runfile.schema import Header
 from dynscope.site import Parameter, Site
-from dynscope.writer import RunWriter
+from dynscope.writing.writer import RunWriter
 from tests.factories import make_run
 
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from dynscope.reports.curves import Curve
-from dynscope.reports.plateau import notes, plateau
-from dynscope.reports.summaries import Massive
+from dynscope.reports.numbers.curves import Curve
+from dynscope.reports.numbers.plateau import notes, plateau
+from dynscope.reports.numbers.summaries import Massive
 
 
 def massive(top: list[float], channel: list[int], token: list[int]) -> Massive:

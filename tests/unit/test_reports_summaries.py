@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dynscope.analysis.depth import growth_law
 from dynscope.catalogue import METRICS
-from dynscope.depth import growth_law
-from dynscope.reports import facts, overview
-from dynscope.reports.measured import Measured, block_ratio
-from dynscope.reports.summaries import massive, profile, without_twins
-from dynscope.run import Run
+from dynscope.reading.run import Run
+from dynscope.reports.numbers.measured import Measured, block_ratio
+from dynscope.reports.numbers.summaries import massive, profile, without_twins
+from dynscope.reports.wording import facts, overview
 from tests.factories import make_run
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dynscope.reports.thinning import affordable_rows, thin, thin_line
+from dynscope.reports.numbers.thinning import affordable_rows, thin, thin_line
 
 
 def test_a_short_run_is_drawn_whole() -> None:

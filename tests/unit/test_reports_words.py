@@ -4,7 +4,7 @@ from math import inf, nan
 
 import pytest
 
-from dynscope.reports import words
+from dynscope.reports.elements import words
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ import xarray as xr
 
 from dynscope.catalogue import METRICS, bundle
 from dynscope.errors import InputError
-from dynscope.repair import repair
-from dynscope.run import Run, load
-from dynscope.schema import Header
+from dynscope.reading.run import Run, load
+from dynscope.runfile.schema import Header
 from dynscope.site import Parameter, Site
-from dynscope.writer import RunWriter
+from dynscope.writing.repair import repair
+from dynscope.writing.writer import RunWriter
 from tests.factories import make_parameters, make_run, make_sites
 
 

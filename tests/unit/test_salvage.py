@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dynscope.run import load
-from dynscope.salvage import CHECKSUM, LENGTH, SUPERBLOCK, lookup3, stated_length
+from dynscope.reading.run import load
+from dynscope.runfile.salvage import CHECKSUM, LENGTH, SUPERBLOCK, lookup3, stated_length
 from tests.factories import make_run
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dynscope.analysis.saturation import _forgotten, saturation, scale_law
 from dynscope.catalogue import METRICS
-from dynscope.reports import weights
-from dynscope.reports.measured import Measured
-from dynscope.run import Run, load
-from dynscope.saturation import _forgotten, saturation, scale_law
-from dynscope.schema import Header
+from dynscope.reading.run import Run, load
+from dynscope.reports.cards import weights
+from dynscope.reports.numbers.measured import Measured
+from dynscope.runfile.schema import Header
 from dynscope.site import Parameter
-from dynscope.writer import RunWriter
+from dynscope.writing.writer import RunWriter
 
 NAMES = ("optimizer/lr", "optimizer/weight_decay", "weight/weibull_lambda", "weight/weibull_k")
 SHAPE = {"shape": (8, 8), "numel": 64}

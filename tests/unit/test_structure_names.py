@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from dynscope.hooks.anatomy import Anatomy
+from dynscope.hooks.model.anatomy import Anatomy
 from dynscope.site import Parameter
 from dynscope.structure.configs import heads
 from dynscope.structure.layouts import Layout, parts_of

@@ -4,7 +4,7 @@ from math import nan
 
 import pytest
 
-from dynscope.verdicts import BAND, ENOUGH, Verdict, verdict, weight_class
+from dynscope.analysis.verdicts import BAND, ENOUGH, Verdict, verdict, weight_class
 
 MANY = 20 * ENOUGH
 

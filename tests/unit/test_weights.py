@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from dynscope import weibull
-from dynscope.hooks import weights
+from dynscope.hooks.training import weights
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
