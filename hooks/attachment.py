@@ -4,7 +4,6 @@ import os
 import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -12,23 +11,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from dynscope.catalogue import BUNDLES, Metric, bundle
-from dynscope.errors import InputError
+from dynscope.hooks.arguments import Chosen, MetricChoice, check, choose, optimizers
 from dynscope.hooks.model.anatomy import Anatomy
 from dynscope.hooks.process import end_recording_of
 from dynscope.hooks.recorder import Plan, Recorder
 from dynscope.hooks.recording.survey import retrace
-from dynscope.hooks.tensor.custom import SiteMetric
-from dynscope.hooks.training.optimizer import Optimizers
 from dynscope.hooks.training.schedule import Spec, describe, schedule
-from dynscope.hooks.training.wrapped import Followed, followed
 from dynscope.hooks.watch.padding import MaskSpec, Padding
 from dynscope.hooks.watch.places import Places
 from dynscope.runfile.schema import Header
 from dynscope.weibull import WeibullFit
 from dynscope.writing.feed import Feed
-
-MetricChoice = str | SiteMetric | Sequence[str | SiteMetric]
 
 
 def attach(
@@ -79,30 +72,14 @@ def attach(
     Raises `InputError` for bad arguments and unusable paths, before training starts; afterwards
     nothing raises.
     """
-    if resume and overwrite:
-        raise InputError("resume=True and overwrite=True contradict each other: give one", 2)
-    optimizers = _optimizers(optimizer)
-    _check(model, scaler)
-    if config is not None and not isinstance(config, Mapping):
-        raise InputError(
-            f"config={type(config).__name__}: give a dict (of an argparse.Namespace: vars(args))", 2
-        )
-    if mask is not None and not (callable(mask) or isinstance(mask, (str, torch.Tensor))):
-        raise InputError(
-            f"mask={type(mask).__name__}: give the name of an argument of the model, a tensor, or a "
-            "function of (args, kwargs)",
-            2,
-        )
-    if budget is not None and not 0 < budget <= 1:
-        raise InputError(f"budget={budget!r}: give a share of the time, such as 0.02", 2)
-    if streams is not None and not (len(streams) == 2 and streams[0] > 0):
-        raise InputError(f"streams={streams!r}: give (how many, the axis that counts them)", 2)
-    if start_step is not None and start_step < 0:
-        raise InputError(
-            f"start_step={start_step}: give the number of steps done before, 0 or more", 2
-        )
+    check(
+        model, scaler=scaler, config=config, mask=mask, budget=budget, streams=streams,
+        start_step=start_step, resume=resume, overwrite=overwrite,
+    )  # fmt: skip
+    trained, chosen = optimizers(optimizer), choose(metrics)
+
+    # Survey: what the model consists of, now and whenever it is rebuilt
     wrapped, model = model, getattr(model, "_orig_mod", model)
-    chosen = _choose(metrics)
     light = chosen.bundle == "light"
 
     def survey() -> tuple[Anatomy, Places]:
@@ -110,6 +87,8 @@ def attach(
         return anatomy, Places.of(anatomy, anatomy.select(sites), light=light, streams=streams)
 
     anatomy, places = survey()
+
+    # Plan: what to record and when
     plan = Plan(
         record=schedule(every),
         weigh=schedule(weights_every, "weights_every"),
@@ -120,43 +99,42 @@ def attach(
         budget=budget,
         padding=None if mask is None else Padding(mask),
     )
+    settings = {
+        "every": "callable" if callable(every) else every,
+        "weights_every": "callable" if callable(weights_every) else weights_every,
+        "sites": sites if isinstance(sites, str) else list(sites),
+        "metrics": chosen.bundle,
+        **({"budget": budget} if budget is not None else {}),
+        **({"mask": mask if isinstance(mask, str) else "given"} if mask is not None else {}),
+        "angular_distance": "mean over all tokens",
+        "weibull_method": WeibullFit().protocol,
+        "model": type(model).__name__,
+    }
     header = Header(
         metrics=chosen.metrics,
         name=str(name),
         config=dict(config or {}),
         versions=_versions(),
         world_size=_world()[1],
-        settings={
-            "every": "callable" if callable(every) else every,
-            "weights_every": "callable" if callable(weights_every) else weights_every,
-            "sites": sites if isinstance(sites, str) else list(sites),
-            "metrics": chosen.bundle,
-            **({"budget": budget} if budget is not None else {}),
-            **({"mask": mask if isinstance(mask, str) else "given"} if mask is not None else {}),
-            "angular_distance": "mean over all tokens",
-            "weibull_method": WeibullFit().protocol,
-            "model": type(model).__name__,
-        },
+        settings=settings,
         anatomy=anatomy.tree(),
-        optimizer_groups=len(optimizers.groups()),
+        optimizer_groups=len(trained.groups()),
     )
+
+    # Open: the file, which a recording of this process may still hold
     place = _rank_path(path)
     again = end_recording_of(place)
     if again and not resume:
-        start_step = start_step or 0
-    feed = Feed(
-        place,
-        header,
-        overwrite=overwrite,
-        resume=resume or (again and not overwrite),
-        start_step=start_step,
-    )
+        start_step, resume = start_step or 0, not overwrite
+    feed = Feed(place, header, overwrite=overwrite, resume=resume, start_step=start_step)
+
+    # Record
     try:
         recorder = Recorder(
             wrapped,
             feed,
             plan,
-            optimizers=optimizers,
+            optimizers=trained,
             scaler=scaler,
             start_step=feed.last_step if start_step is None else start_step,
             tokens=feed.tokens,
@@ -169,55 +147,6 @@ def attach(
     if summary:
         print(_summary(feed.path, places, anatomy, chosen, every), file=sys.stderr)
     return recorder
-
-
-def _optimizers(given: Any) -> Optimizers:
-    each = () if given is None else given if isinstance(given, (list, tuple)) else (given,)
-    found: list[Followed] = []
-    for one in each:
-        if not (inside := followed(one)):
-            raise InputError(
-                f"optimizer={type(one).__name__}: give a torch.optim.Optimizer or a wrapper that holds "
-                "one, a list of several, or none and call scope.step() once per step",
-                2,
-            )
-        found += inside
-    if len({id(one.optimizer) for one in found}) < len(found):
-        raise InputError("optimizer=[...] names one optimizer twice: give each once", 2)
-    return Optimizers(found)
-
-
-def _check(model: object, scaler: object) -> None:
-    if not isinstance(model, nn.Module):
-        raise InputError(f"{type(model).__name__} is no model: give a torch.nn.Module", 2)
-    if scaler is not None and not hasattr(scaler, "get_scale"):
-        raise InputError(f"scaler={type(scaler).__name__}: give a torch.amp.GradScaler", 2)
-
-
-@dataclass(frozen=True)
-class _Chosen:
-    bundle: str
-    metrics: tuple[Metric, ...]
-    custom: tuple[SiteMetric, ...]
-
-
-def _choose(metrics: MetricChoice) -> _Chosen:
-    wanted = [metrics] if isinstance(metrics, (str, SiteMetric)) else list(metrics)
-    custom = tuple(metric for metric in wanted if isinstance(metric, SiteMetric))
-    names = [metric for metric in wanted if not isinstance(metric, SiteMetric)] or ["standard"]
-    if len(names) > 1 or names[0] not in BUNDLES:
-        raise InputError(
-            f"metrics={metrics!r} names no bundle: give one of {', '.join(BUNDLES)}, "
-            "alone or in a list with SiteMetric objects of your own",
-            2,
-        )
-    catalogue = bundle(names[0])
-    taken = {metric.name for metric in catalogue}
-    for metric in custom:
-        if metric.name in taken:
-            raise InputError(f"metric name {metric.name!r} is taken: choose another one", 2)
-        taken.add(metric.name)
-    return _Chosen(names[0], (*catalogue, *(metric.metric for metric in custom)), custom)
 
 
 def _versions() -> dict[str, str]:
@@ -242,7 +171,7 @@ def _rank_path(path: str | os.PathLike[str]) -> Path:
     return given if rank == 0 else given.with_name(f"{given.stem}.rank{rank}{given.suffix}")
 
 
-def _summary(path: str, places: Places, anatomy: Anatomy, chosen: _Chosen, every: Spec) -> str:
+def _summary(path: str, places: Places, anatomy: Anatomy, chosen: Chosen, every: Spec) -> str:
     blocks = sum(site.role == "block" for site in anatomy.sites)
     axis = "depth by call order" if anatomy.by_call_order else f"{blocks} blocks"
     cells = {"site": len(places.sites), "parameter": len(anatomy.parameters), "top": 3}

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from dynscope.hooks.model.anatomy import Anatomy
 from dynscope.hooks.training.optimizer import Optimizers
-from dynscope.hooks.watch.observation import Row
 from dynscope.hooks.watch.places import Places
+from dynscope.hooks.watch.rows import Row
 from dynscope.site import Parameter
 from dynscope.structure.layouts import parts_of
 from dynscope.writing.feed import Feed

@@ -11,7 +11,8 @@ from torch.utils.hooks import RemovableHandle
 from dynscope.hooks.model.anatomy import Anatomy
 from dynscope.hooks.telling.telling import Telling, named
 from dynscope.hooks.watch.forward import InputHook, RootHook, SiteHook, VersionHook
-from dynscope.hooks.watch.observation import Observer, Row, Stream
+from dynscope.hooks.watch.observation import Observer
+from dynscope.hooks.watch.rows import Row, Stream
 from dynscope.site import Site
 
 _CONVOLUTIONS = (
