@@ -20,7 +20,7 @@ from tests.factories import make_run
 
 def report_seconds(run: Path, page: Path) -> float:
     """Wall time of the command, from start to exit."""
-    command = [sys.executable, "-m", "dynscope.cli", "report", str(run), "-o", str(page), "--force"]
+    command = [sys.executable, "-m", "dynscope", "report", str(run), "-o", str(page), "--force"]
     start = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - start

@@ -50,7 +50,7 @@ def make(folder: Path, gigabytes: float) -> int:
 
 
 def sweep(folder: Path, output: Path, workers: int) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "dynscope.cli", "weights", str(folder), "-o", str(output),
+    command = [sys.executable, "-m", "dynscope", "weights", str(folder), "-o", str(output),
                "--workers", str(workers)]  # fmt: skip
     return subprocess.Popen(command, stdout=subprocess.DEVNULL)
 

@@ -11,7 +11,7 @@ from tests.factories import make_run
 
 
 def dynscope(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dynscope.cli", *arguments]
+    command = [sys.executable, "-m", "dynscope", *arguments]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
 
 
@@ -42,7 +42,7 @@ def test_cl_02_nothing_and_nonsense_are_wrong_usage_and_help_is_not(folder: Path
 
 
 def test_cl_04_a_reader_that_leaves_early_is_no_error(folder: Path) -> None:
-    command = f"{sys.executable} -m dynscope.cli info --json a.h5 | head -c 1"
+    command = f"{sys.executable} -m dynscope info --json a.h5 | head -c 1"
     done = subprocess.run(
         command, cwd=folder, shell=True, capture_output=True, text=True, check=True
     )
