@@ -1,3 +1,4 @@
+// In one file: the page carries it inline, and all of it shares the state of the charts.
 "use strict";
 // Charts are drawn when they come into view; one slider moves all that are drawn.
 (() => {

@@ -6,7 +6,6 @@ that `/committed` counts is whole. Rows are gathered for a second and appended t
 
 import errno
 import importlib
-import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,17 +22,16 @@ from dynscope.reading.run import Run
 from dynscope.runfile import storage
 from dynscope.runfile.lock import Lock
 from dynscope.runfile.schema import (
-    COLUMNS,
     GROWING,
     TOP,
     Header,
-    encode,
-    fit,
     metric_dtype,
     missing,
     to_json,
 )
 from dynscope.site import Parameter, Site
+from dynscope.writing.beginning import check_path, history
+from dynscope.writing.cells import Cells
 from dynscope.writing.live import LiveFile, beside
 
 if TYPE_CHECKING:
@@ -44,12 +42,6 @@ Derive = Callable[[dict[str, np.ndarray[Any, Any]]], dict[str, np.ndarray[Any, A
 
 FLUSH_SECONDS = 1.0
 FLUSH_BYTES = 32 * 1024 * 1024
-
-_WIDTH = {c.path: int(c.dtype[1:]) for c in COLUMNS if c.dtype.startswith("S")}
-_NUMBER = {c.path: np.dtype(c.dtype).type for c in COLUMNS if not c.dtype.startswith("S")} | {
-    "step": np.int64,
-    "weight_step": np.int64,
-}
 
 
 class RunWriter:
@@ -78,14 +70,13 @@ class RunWriter:
         self._header = header
         self._pending: dict[str, list[dict[str, Any]]] = {axis: [] for axis in GROWING}
         self._pending_bytes = 0
-        self._overflow = b""
-        self._long: dict[tuple[str, int], bytes] = {}
+        self._cells = Cells()
         self._places: dict[str, dict[str, int]] = {"site": {}, "parameter": {}}
         self._order: dict[str, list[int]] = {"site": [], "parameter": []}
         self._flushed = time.monotonic()
         self._over = False
         self._told: set[str] = set()
-        _check_path(self.path, overwrite, resume)
+        check_path(self.path, overwrite, resume)
         self._lock = Lock(self.path, sign)
         try:
             self._begin(resume)
@@ -206,28 +197,14 @@ class RunWriter:
     def _append(self, axis: str, record: dict[str, Any]) -> None:
         if self._over:
             return
-        cells = {path: self._cell(path, value) for path, value in record.items()}
+        written = self._file.sizes["overflow"]
+        cells = {path: self._cells.cell(path, v, written) for path, v in record.items()}
         self._pending[axis].append(cells)
         self._pending_bytes += sum(getattr(cell, "nbytes", 64) for cell in cells.values())
         if self._pending_bytes > FLUSH_BYTES:
             self.flush()
         else:
             self.flush_if_due()
-
-    def _cell(self, path: str, value: Any) -> Any:
-        """A value as the file will hold it; what does not fit raises here, before it is pending."""
-        if path in _WIDTH:
-            return self._text(str(value), _WIDTH[path])
-        return _NUMBER[path](value) if path in _NUMBER else value
-
-    def _text(self, text: str, width: int) -> bytes:
-        if (text, width) in self._long:
-            return self._long[text, width]
-        cell, rest = fit(encode(text), width, self._file.sizes["overflow"] + len(self._overflow))
-        self._overflow += rest
-        if rest:
-            self._long[text, width] = cell
-        return cell
 
     # From rows to the file
 
@@ -247,13 +224,13 @@ class RunWriter:
             return
         try:
             self._check_space(self._pending_bytes)
-            self._file.append(self._pending, self._overflow)
+            self._file.append(self._pending, self._cells.overflow)
         except Exception as error:
             self.abandon()
             raise OSError(f"{self.path}: writing failed, {error}") from error
         self._pending = {axis: [] for axis in GROWING}
         self._pending_bytes = 0
-        self._overflow = b""
+        self._cells.overflow = b""
 
     def _check_space(self, size: int) -> None:
         """Stop before the disk is full: HDF5 does not survive a write that fails."""
@@ -316,49 +293,12 @@ class RunWriter:
             self._header,
             metrics=metrics,
             optimizer_groups=groups,
-            segments=_history(old, self._header),
+            segments=history(old, self._header),
         )
         self._places["site"] = {site.path: i for i, site in enumerate(old.sites)}
         self._places["parameter"] = {p.name: i for i, p in enumerate(old.parameters)}
         self.last_step, self.tokens_at = old.last_step, old.tokens_at
         self.segment = old.segments
-
-
-def _history(old: Run, new: Header) -> tuple[Mapping[str, Any], ...]:
-    """The segments of a run that is resumed, with its last one if the next differs from it."""
-    told = ("config", "settings", "versions")
-    before = {key: getattr(old.metadata, key) for key in told}
-    earlier = old.metadata.segments
-    if before == {key: json.loads(to_json(getattr(new, key))) for key in told}:
-        return earlier
-    first = earlier[-1]["until"] + 1 if earlier else 0
-    return (*earlier, {"segment": first, "until": old.segments - 1, **before})
-
-
-def _check_path(path: Path, overwrite: bool, resume: bool) -> None:
-    if overwrite and resume:
-        raise InputError("overwrite=True and resume=True exclude each other", exit_code=2)
-    if path.is_dir():
-        raise InputError(f"{path}: is a directory; name a file in it")
-    if path.exists() and not path.is_file():
-        raise InputError(f"{path}: is not a regular file; choose another path")
-    if not path.parent.is_dir():
-        raise InputError(f"{path}: the directory {path.parent} does not exist")
-    if not path.exists() or resume:
-        return
-    if not overwrite:
-        raise InputError(
-            f"{path}: exists already; choose another path, or pass resume=True to continue it or "
-            "overwrite=True to replace it"
-        )
-    if path.stat().st_size:
-        try:
-            with storage.reading(path):
-                pass
-        except InputError as error:
-            raise InputError(
-                f"not overwritten, {error}; delete it yourself if you mean it"
-            ) from None
 
 
 def _derivation(via: str) -> Derive:

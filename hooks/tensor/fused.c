@@ -1,4 +1,4 @@
-/* One visit to memory per observed tensor.
+/* One visit to memory per observed tensor. In one file: it is compiled at first use by one call.
  *
  * Each row (a token's channels) is read once; what needs a second look at it (the sum of squares
  * about the row's own mean, the angle to the block's input) finds it in the first-level cache.

@@ -15,7 +15,7 @@ from dynscope import weibull
 from dynscope.weibull import fit
 from dynscope.weibull.histogram import Histogram
 from examples import packaged
-from tests.unit.test_weibull import population
+from tests.unit.weibull.test_fits import population
 
 Array = NDArray[Any]
 N = 1 << 20

@@ -1,6 +1,6 @@
 """Anatomy of the families people train, against what a reader of their code would say.
 
-`UPDATE_GOLDEN=1 pytest tests/unit/test_anatomy_families.py` writes tests/unit/anatomy/*.txt anew;
+`UPDATE_GOLDEN=1 pytest tests/unit/hooks/model/test_anatomy_families.py` writes tests/unit/hooks/model/anatomy/*.txt anew;
 read the difference before keeping it.
 """
 
