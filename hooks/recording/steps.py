@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from dynscope.hooks.recording.survey import Survey
 from dynscope.hooks.telling.telling import Telling
+from dynscope.hooks.tensor.private import inside_backward
 from dynscope.hooks.training.cost import Cost
 from dynscope.hooks.training.optimizer import (
     Optimizers,
@@ -21,7 +22,7 @@ from dynscope.hooks.training.optimizer import (
 from dynscope.hooks.training.passes import Passes
 from dynscope.hooks.training.scaling import Scaling
 from dynscope.hooks.training.unclipped import ClippingHook, Given
-from dynscope.hooks.watch.backward import BackwardEnd, inside_backward
+from dynscope.hooks.watch.backward import BackwardEnd
 from dynscope.hooks.watch.padding import Padding
 from dynscope.writing.feed import Feed
 

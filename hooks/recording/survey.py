@@ -1,6 +1,5 @@
 """A model as it is built now: what is observed of it, and the hooks that observe."""
 
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from dynscope.hooks.recording import columns
 from dynscope.hooks.telling.telling import Telling
 from dynscope.hooks.tensor.custom import OwnMetrics
 from dynscope.hooks.tensor.measure import Measure
+from dynscope.hooks.tensor.private import ScriptModule, has_compiled
 from dynscope.hooks.tensor.tally import Drained, Tally
 from dynscope.hooks.training import parts, weights
 from dynscope.hooks.training.optimizer import Optimizers
@@ -164,17 +164,12 @@ class Survey:
 def _build(model: nn.Module) -> list[tuple[int, int]]:
     """Every module with the number of parameters that it holds itself."""
     modules: Iterable[nn.Module] = model.modules()
-    return [
-        (id(m), len(m._parameters)) for m in modules if not isinstance(m, torch.jit.ScriptModule)
-    ]
+    return [(id(m), len(m._parameters)) for m in modules if not isinstance(m, ScriptModule)]
 
 
 def retrace() -> bool:
     """Have what was compiled before compiled anew: hooks added since would never fire in it."""
-    if "torch._dynamo" not in sys.modules:
-        return False
-    counters = sys.modules["torch._dynamo"].utils.counters
-    compiled = bool(counters["stats"].get("unique_graphs", 0))
+    compiled = has_compiled()
     if compiled:
         torch.compiler.reset()
     return compiled

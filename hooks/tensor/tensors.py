@@ -6,25 +6,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses import FakeTensor
 from torch.nn.utils.rnn import PackedSequence
+
+from dynscope.hooks.tensor.private import is_symbolic
 
 _PACKED = frozenset({"float4_e2m1fn_x2"})  # several numbers in an element
 
 
 def observable(x: Tensor) -> bool:
     """Whether the numbers of ``x`` can be read here and now."""
-    return not (_symbolic(x) or unreadable(x))
-
-
-def _symbolic(x: Tensor) -> bool:
-    """Whether it stands for others, in a transform or while shapes are worked out: no training."""
-    return torch._C._functorch.is_functorch_wrapped_tensor(x) or isinstance(x, FakeTensor)
+    return not (is_symbolic(x) or unreadable(x))
 
 
 def unreadable(x: Tensor) -> str:
     """Why a tensor of the training cannot be read, for the file to say; "" where it can."""
-    if _symbolic(x):
+    if is_symbolic(x):
         return ""
     if x.is_quantized:
         return "its output is quantised"
@@ -45,8 +41,7 @@ def _dispatches(x: Tensor) -> bool:
     """Whether operations mean something else to this class; its memory need not hold its numbers."""
     if type(x) is Tensor or type(x) is nn.Parameter:
         return False
-    disabled = torch._C._disabled_torch_dispatch_impl
-    return getattr(type(x), "__torch_dispatch__", disabled) is not disabled
+    return type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__
 
 
 def local(x: Tensor) -> Tensor:

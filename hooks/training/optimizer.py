@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from dynscope.analysis.sums import OPTIMIZER
+from dynscope.hooks.tensor.private import OPTIMIZER_STEP, step_hooks
 from dynscope.hooks.tensor.tally import Tally
 from dynscope.hooks.training.wrapped import Followed, followed
 
@@ -102,16 +103,16 @@ class Optimizers:
     def go_last(self) -> None:
         """Let the step hooks that the user has registered since run before ours."""
         for optimizer in self:
-            hooks: Any = optimizer._optimizer_step_pre_hooks  # an OrderedDict
+            hooks = step_hooks(optimizer)
             mine = self._handles[id(optimizer)][0].id
             # Moved while they are being called, they would raise into the training.
-            if mine in hooks and next(reversed(hooks)) != mine and not self.under_way():
+            if hooks and mine in hooks and next(reversed(hooks)) != mine and not self.under_way():
                 hooks.move_to_end(mine)
 
     def is_last(self, optimizer: Optimizer) -> bool:
         """Whether no hook of the user's runs after ours and may still change gradients."""
         ours = getattr(self._before, "__func__", None)  # also of another recorder
-        hook = next(reversed(optimizer._optimizer_step_pre_hooks.values()), None)
+        hook = next(reversed((step_hooks(optimizer) or {}).values()), None)
         return hook is None or getattr(hook, "__func__", None) is ours
 
     # Steps
@@ -212,7 +213,7 @@ def in_a_step(optimizers: Container[int], caller: FrameType | None = None) -> bo
     """
     frame = sys._getframe(1) if caller is None else caller.f_back
     while frame is not None:
-        if frame.f_code is _STEP and any(
+        if frame.f_code is OPTIMIZER_STEP and any(
             id(each) in optimizers for each in frame.f_locals.get("args", ())[:1]
         ):
             return True
@@ -229,6 +230,3 @@ def found_inf(optimizer: Optimizer) -> bool:
     """Whether a fused optimizer is about to skip, where that is known without waiting."""
     found = getattr(optimizer, "found_inf", None)
     return isinstance(found, Tensor) and found.device.type == "cpu" and bool(found.item())
-
-
-_STEP = Optimizer.profile_hook_step(lambda: None).__code__

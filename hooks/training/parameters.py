@@ -13,6 +13,7 @@ from dynscope.hooks.model.anatomy import Anatomy
 from dynscope.hooks.telling.telling import Telling, named
 from dynscope.hooks.tensor.custom import OwnMetrics
 from dynscope.hooks.tensor.measure import Measure
+from dynscope.hooks.tensor.private import ScriptModule, differences, norms
 from dynscope.hooks.tensor.reduce import sparse_stride
 from dynscope.hooks.tensor.tally import Tally
 from dynscope.hooks.tensor.tensors import local
@@ -205,8 +206,8 @@ class ParameterWatch:
             return
         # All parameters in a few calls: one by one this would cost more than reading them.
         dtype = torch.float64 if self._full else None  # float32 is enough for a sample
-        moved = torch._foreach_norm(torch._foreach_sub(now, weights), dtype=dtype)
-        sizes = torch._foreach_norm(weights, dtype=dtype)
+        moved = norms(differences(now, weights), dtype)
+        sizes = norms(weights, dtype)
         squares = torch.stack([x.to(tally.device) for x in (*moved, *sizes)]).double().square()
         each = squares.tolist() if tally.on_host is not None else squares.unbind()
         names = ("update_squares", "weight_squares", "update_seen")
@@ -256,7 +257,7 @@ def _owner(anatomy: Anatomy, name: str) -> tuple[nn.Module | None, str]:
     """The module that holds the parameter and its name there; None inside wrappers."""
     prefix, _, attribute = name.rpartition(".")
     module = anatomy.modules.get(prefix)
-    if module is None or isinstance(module, torch.jit.ScriptModule):
+    if module is None or isinstance(module, ScriptModule):
         return None, attribute
     held = module._parameters.get(attribute) is anatomy.tensors[name]
     return (module if held else None), attribute

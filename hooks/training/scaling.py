@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.amp import GradScaler
-from torch.amp.grad_scaler import OptState
+
+from dynscope.hooks.tensor.private import SCALER_STEPS, UNSCALED
 
 
 class Scaling:
@@ -31,7 +32,7 @@ class Scaling:
         An optimizer that steps ``alone`` and without the scaler that was found is not scaled any more.
         """
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code not in _STEPS:
+        while frame is not None and frame.f_code not in SCALER_STEPS:
             frame = frame.f_back
         if frame is None:
             if not self._given and alone and not self._has_unscaled(self.scaler, [optimizer]):
@@ -71,7 +72,7 @@ class Scaling:
         """Of any optimizer where none are known."""
         states = getattr(scaler, "_per_optimizer_states", {})
         known = {id(optimizer) for optimizer in optimizers} or set(states)
-        return any(states[each]["stage"] is OptState.UNSCALED for each in known & set(states))
+        return any(states[each]["stage"] is UNSCALED for each in known & set(states))
 
     def kept(self) -> Tensor | None:
         """Whether the scale (0-d bool) has not gone down since the last call: no step was skipped.
@@ -108,6 +109,3 @@ def _scales() -> "weakref.WeakKeyDictionary[Any, Tensor]":
         if issubclass(type(each), GradScaler) and (scale := _scale(each)) is not None:
             found[each] = scale.detach().clone()
     return found
-
-
-_STEPS = (GradScaler.step.__code__, GradScaler._maybe_opt_step.__code__)

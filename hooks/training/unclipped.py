@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad
 
+from dynscope.hooks.tensor.private import CLIPPING, sort_gradients
+
 Squares = tuple[Tensor | float, Tensor | float, Tensor | float]
 """Sum of squares, non-finite count and largest magnitude of a gradient."""
 
@@ -25,8 +27,8 @@ class ClippingHook:
 
     def __init__(self, then: Callable[[Given], None]) -> None:
         self._then = then
-        if not _hooks and _sort is not None:
-            setattr(clip_grad, _SORT, _sort_and_tell)
+        if not _hooks and sort_gradients is not None:
+            setattr(clip_grad, CLIPPING, _tell_and_sort)
         _hooks.append(self)
 
     def tell(self, gradients: Given) -> None:
@@ -35,22 +37,19 @@ class ClippingHook:
     def remove(self) -> None:
         if self in _hooks:
             _hooks.remove(self)
-        if not _hooks and getattr(clip_grad, _SORT, None) is _sort_and_tell:
-            setattr(clip_grad, _SORT, _sort)
+        if not _hooks and getattr(clip_grad, CLIPPING, None) is _tell_and_sort:
+            setattr(clip_grad, CLIPPING, sort_gradients)
 
 
-_SORT = "_group_tensors_by_device_and_dtype"
-_sort: Callable[..., Any] | None = getattr(clip_grad, _SORT, None)
 _CLIPS = {"clip_grad_norm_", "_clip_grads_with_norm_", "clip_grad_value_"}  # not `_get_total_norm`
 _hooks: list[ClippingHook] = []
 
 
-def _sort_and_tell(tensors: Sequence[Given], *args: Any, **kwargs: Any) -> Any:
-    assert _sort is not None
+def _tell_and_sort(tensors: Sequence[Given], *args: Any, **kwargs: Any) -> Any:
     if not torch.compiler.is_compiling() and sys._getframe(1).f_code.co_name in _CLIPS:
         for hook in tuple(_hooks):
             hook.tell(tensors[0])
-    return _sort(tensors, *args, **kwargs)
+    return sort_gradients(tensors, *args, **kwargs)
 
 
 class Reading(NamedTuple):

@@ -40,7 +40,16 @@ def followed(given: object) -> list[Followed]:
 
 def _tells(given: object) -> bool:
     """Whether it calls step hooks: some wrappers inherit from `Optimizer` without being one."""
-    return isinstance(given, Optimizer) and "_optimizer_step_pre_hooks" in vars(given)
+    if not isinstance(given, Optimizer):
+        return False
+    try:
+        given.register_step_pre_hook(_nothing).remove()
+    except AttributeError:  # its __init__ was not called
+        return False
+    return True
+
+
+def _nothing(*_: object) -> None: ...
 
 
 def _looks_like_one(given: Any) -> bool:

@@ -1,13 +1,12 @@
 """The end of a backward, when every gradient of it is there and nobody has touched one yet."""
 
-import contextlib
 import sys
 from collections.abc import Callable
 from types import FrameType
 
-import torch
 import torch.utils.checkpoint
-from torch.autograd.graph import _engine_run_backward
+
+from dynscope.hooks.tensor.private import at_end_of_backward, backwards_on_the_stack
 
 
 class BackwardEnd:
@@ -28,9 +27,7 @@ class BackwardEnd:
         self._asked = True
         if _nested(sys._getframe(1)):
             return
-        with contextlib.suppress(RuntimeError):  # outside of a backward
-            torch.autograd.Variable._execution_engine.queue_callback(self._ended)
-            self.coming = True
+        self.coming = at_end_of_backward(self._ended)
 
     def _ended(self) -> None:
         self._asked = self.coming = False
@@ -41,20 +38,13 @@ class BackwardEnd:
         self._asked = self.coming = False
 
 
-def inside_backward() -> bool:
-    """Whether a backward is running that calls us."""
-    return torch._C._current_graph_task_id() != -1
-
-
 def _nested(frame: FrameType | None) -> bool:
     """Whether the backward was started from inside another one, as Python's stack tells."""
-    started = 0
     while frame is not None:
-        started += frame.f_code is _engine_run_backward.__code__
         if frame.f_code.co_name == "backward" and frame.f_code.co_filename == _CHECKPOINT:
             return True
         frame = frame.f_back
-    return started > 1
+    return backwards_on_the_stack() > 1
 
 
 _CHECKPOINT = torch.utils.checkpoint.__file__

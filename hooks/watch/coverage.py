@@ -7,6 +7,7 @@ import numpy as np
 from dynscope.analysis.sums import OPTIMIZER, PARAMETER, SUMS
 from dynscope.hooks.model.anatomy import Anatomy
 from dynscope.hooks.telling.telling import Telling
+from dynscope.hooks.tensor.private import LOST
 from dynscope.hooks.watch.places import Places
 
 _SUBLAYERS = ("attention", "cross_attention", "ffn", "mixer")
@@ -47,6 +48,8 @@ class Coverage:
 
     def row(self, step: int, arrays: Mapping[str, np.ndarray]) -> None:
         """What the row that a drained tally becomes will lack."""
+        for name, lost in LOST.items():
+            self._missing(step, "torch", name, "", f"this torch has no such name: {lost}")
         sums = {name: arrays["sums"][:, i] for i, name in enumerate(SUMS)}
         for i, site in enumerate(self._places.sites):
             if sums["calls"][i] != 0:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dynscope.hooks.tensor.private import in_transform, inside_backward, is_exporting, plainly
 from dynscope.hooks.tensor.tensors import floating, observable, primary, version
 from dynscope.hooks.watch.observation import BACKWARD, FORWARD, INPUT, Observer
 from dynscope.hooks.watch.padding import Verdict
@@ -17,10 +18,6 @@ from dynscope.hooks.watch.padding import Verdict
 
 def _inert(*_: Any) -> None:
     """What becomes of our hooks in a copy of the model: it does not record."""
-
-
-# A subclass of Tensor may forbid or redefine what is asked of it here; its numbers are what counts.
-_plainly = torch._C.DisableTorchFunctionSubclass
 
 
 class _Hook:
@@ -53,7 +50,7 @@ class SiteHook(_Hook):
             self._trace(args, *rest)
         elif self._observer.training_pass():
             try:
-                with _plainly():
+                with plainly():
                     self._eager(args, *rest)
             except Exception as error:
                 self._observer.fail(self._row, error)
@@ -83,13 +80,13 @@ class SiteHook(_Hook):
         # Reentrant checkpointing sends gradients through the recomputed output only.
         if self.backward and output.requires_grad:
             observer.rows[row].expects_gradient = True
-            if torch._C._current_graph_task_id() != -1:
+            if inside_backward():
                 mask = observer.verdict(BACKWARD)  # recomputed
             output.register_hook(GradientHook(observer, row, mask))
 
     def _trace(self, args: Any, *rest: Any) -> None:
         output = primary(rest[-1])
-        if output is None or not torch.is_grad_enabled() or torch.compiler.is_exporting():
+        if output is None or not torch.is_grad_enabled() or is_exporting():
             return
         reference = self._reference(output, args, *rest)
         observe, where, part = torch.ops.dynscope.observe, self.where, self._part
@@ -117,7 +114,7 @@ class GradientHook:
     def __call__(self, gradient: Tensor) -> None:
         if self._observer.switch.armed:
             try:
-                with _plainly():
+                with plainly():
                     self._eager(gradient)
             except Exception as error:
                 self._observer.fail(self._row, error)
@@ -141,13 +138,13 @@ class InputHook(_Hook):
             return
         if torch.compiler.is_compiling():
             x = primary((args, kwargs))
-            if x is not None and torch.is_grad_enabled() and not torch.compiler.is_exporting():
+            if x is not None and torch.is_grad_enabled() and not is_exporting():
                 padding = self._observer.padding
                 mask = None if padding is None else padding.given
                 torch.ops.dynscope.observe(x.detach(), None, mask, self.where, INPUT)
         elif self._observer.training_pass():
             try:
-                with _plainly():
+                with plainly():
                     x = primary((args, kwargs))
                     if x is not None:
                         observer, row = self._observer, self._row
@@ -167,7 +164,7 @@ class VersionHook(_Hook):
         if not self.switch.armed or torch.compiler.is_compiling():
             return
         try:
-            with _plainly():
+            with plainly():
                 self._hook.versions = {id(x): version(x) for x in floating((args, kwargs))}
         except Exception:
             self._hook.versions = {}  # the hook itself will meet the same inputs and tell
@@ -197,7 +194,7 @@ class RootHook(_Hook):
         if torch.compiler.is_compiling():
             self._trace(*called[:2])
             return
-        if torch._C._functorch.peek_interpreter_stack():
+        if in_transform():
             return  # a transform (vmap, jvp, grad) is no pass of the training
         current = self._current
         if not self._entering:
@@ -205,9 +202,7 @@ class RootHook(_Hook):
                 current.module = current.training = None
                 if self._observer.padding is not None:
                     self._observer.padding.leave()
-        elif (current.module is None or self._is_model) and (
-            torch._C._current_graph_task_id() == -1
-        ):
+        elif (current.module is None or self._is_model) and not inside_backward():
             training = torch.is_grad_enabled()
             self._on_enter(training, module, *called[:2])
             current.module, current.training = module, training

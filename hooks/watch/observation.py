@@ -6,12 +6,14 @@ observer by number: the operator takes no tally, so nothing in the graph is muta
 is a tensor, so nothing is guarded on.
 """
 
+import inspect
 import itertools
 import sys
 import threading
 import time
 import weakref
-from types import FrameType
+from functools import lru_cache
+from types import CodeType, FrameType
 
 import torch
 from torch import Tensor
@@ -19,6 +21,7 @@ from torch import Tensor
 from dynscope.hooks.telling.telling import Telling, named
 from dynscope.hooks.tensor.custom import OwnMetrics
 from dynscope.hooks.tensor.measure import Measure, Observed
+from dynscope.hooks.tensor.private import inside_backward, is_tracing, keep_in_graphs
 from dynscope.hooks.tensor.tally import Tally
 from dynscope.hooks.tensor.tensors import comparable, local, observable, unreadable, version
 from dynscope.hooks.watch.backward import BackwardEnd
@@ -47,7 +50,7 @@ def _(x: Tensor, reference: Tensor | None, mask: Tensor | None, where: Tensor, m
 
 
 # Without an output nothing depends on the operator: say that it is not dead code.
-torch.fx.node.has_side_effect(torch.ops.dynscope.observe.default)
+keep_in_graphs(torch.ops.dynscope.observe.default)
 
 
 class Observer:
@@ -91,7 +94,7 @@ class Observer:
         ``module.training`` does not tell. What tells is the grad mode in which the model was
         entered: the first pass of reentrant checkpointing runs with it off inside such a forward.
         """
-        if torch._C._get_tracing_state() is not None:
+        if is_tracing():
             return False  # torch.jit.trace would take what is done here for the model's work
         training = self.current.training
         return torch.is_grad_enabled() if training is None else training
@@ -143,7 +146,7 @@ class Observer:
         place = self.rows[row]
         if mode == BACKWARD:
             return self.switch.armed
-        if torch._C._current_graph_task_id() == -1:
+        if not inside_backward():
             place.counted = True
             if aside and place.trained:
                 return False
@@ -269,15 +272,25 @@ class Observer:
             self.padding.forget()
 
 
-_APPLY = torch.autograd.Function.apply.__code__
-
-
 def _in_function(frame: FrameType | None) -> bool:
     """Whether Python is inside the forward of an autograd function."""
     while frame is not None:
-        if frame.f_code is _APPLY:
+        if _is_forward_of_function(frame.f_code):
             return True
         frame = frame.f_back
+    return False
+
+
+@lru_cache(maxsize=4096)
+def _is_forward_of_function(code: CodeType) -> bool:
+    """Whether some autograd function has this code as its forward."""
+    waiting: list[type] = [torch.autograd.Function]
+    while waiting:
+        one = waiting.pop()
+        waiting += type.__subclasses__(one)
+        forward = inspect.unwrap(getattr(vars(one).get("forward"), "__func__", _in_function))
+        if getattr(forward, "__code__", None) is code:
+            return True
     return False
 
 

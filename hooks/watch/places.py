@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from dynscope.hooks.model.anatomy import Anatomy
 from dynscope.hooks.telling.telling import Telling, named
+from dynscope.hooks.tensor.private import ScriptModule
 from dynscope.hooks.watch.forward import InputHook, RootHook, SiteHook, VersionHook
 from dynscope.hooks.watch.observation import Observer
 from dynscope.hooks.watch.rows import Row, Stream
@@ -111,7 +111,7 @@ def _streams(site: Site, streams: tuple[int, int] | None) -> Iterator[tuple[Site
 def _register(
     module: nn.Module, observer: Observer, index: int, row: Row, takes_input: bool
 ) -> Iterator[RemovableHandle]:
-    if isinstance(module, torch.jit.ScriptModule):
+    if isinstance(module, ScriptModule):
         raise TypeError("TorchScript modules cannot be hooked")
     if takes_input:
         yield module.register_forward_pre_hook(InputHook(observer, index), with_kwargs=True)
@@ -136,7 +136,7 @@ def hook_root(
     """
     handles: list[RemovableHandle] = []
     for module in dict.fromkeys((model, *model.children(), root, *root.children())):
-        if isinstance(module, torch.jit.ScriptModule):
+        if isinstance(module, ScriptModule):
             continue
         enter, leave = (
             RootHook(observer, on_enter, module=module, entering=entering, is_model=module is model)
